@@ -1,0 +1,241 @@
+//! To FP8: the largest magnitude, the scale, the codes.
+
+use super::super::{Float, canonical};
+use super::MAX;
+
+use super::super::lanes::*;
+
+/// Everything but the sign.
+const ABS: u32 = 0x7fff_ffff;
+/// Exponent field of f32.
+const EXPONENT: u32 = 0x7f80_0000;
+/// 448 as f32.
+const LARGEST: u32 = 0x43e0_0000;
+/// 2^-6 as f32: magnitudes below are subnormal in E4M3 and share its step.
+const NORMAL: u32 = 121 << 23;
+/// From a magnitude's exponent to that of the number whose addition rounds the
+/// magnitude to 3 bits of mantissa: 20 binades, 23 bits less 3.
+const ROUNDER: u32 = 20 << 23;
+/// `NORMAL`'s exponent and mantissa as an E4M3 code counts them.
+const BIAS: u32 = NORMAL >> 20;
+
+/// The largest magnitude of `x`, 0 if it is empty; or the index of the first
+/// NaN or infinity.
+///
+/// The maximum is taken over the bits without the sign, which order like the
+/// magnitudes do, so neither order nor cutting can change it.
+///
+/// # Errors
+/// The lowest index at which `x` is not finite.
+///
+/// ```
+/// use weightmill_guest::kernels::{F32, fp8};
+///
+/// assert_eq!(fp8::amax::<F32>(&[1.0, -3.0, 2.0]), Ok(3.0));
+/// assert_eq!(fp8::amax::<F32>(&[1.0, f32::INFINITY, f32::NAN]), Err(1));
+/// ```
+pub fn amax<F: Float>(x: &[F::Element]) -> Result<f32, usize> {
+    let (simd, done) = if SIMD { F::max_magnitude_simd(x) } else { (0, 0) };
+    let largest = F::max_magnitude(&x[done..]).max(simd);
+    if largest < F::INFINITE {
+        return Ok(F::from_magnitude(largest));
+    }
+    let first = x.iter().position(|&e| F::magnitude(e) >= F::INFINITE);
+    Err(first.unwrap_or(0))
+}
+
+/// The scale of values whose largest magnitude is `amax`, as f32:
+/// `max(amax / 448, 2⁻¹²⁶)`, one division.
+///
+/// ```
+/// use weightmill_guest::kernels::fp8;
+///
+/// assert_eq!(fp8::scale_for(896.0), 2.0);
+/// assert_eq!(fp8::scale_for(0.0), f32::MIN_POSITIVE);
+/// ```
+pub fn scale_for(amax: f32) -> f32 {
+    let scale = amax / MAX;
+    if scale < f32::MIN_POSITIVE { f32::MIN_POSITIVE } else { scale }
+}
+
+/// The smallest power of two that is at least `scale`, which must be normal
+/// and positive; an exact power stays.
+///
+/// ```
+/// use weightmill_guest::kernels::fp8;
+///
+/// assert_eq!(fp8::power_of_two_at_least(0.25), 0.25);
+/// assert_eq!(fp8::power_of_two_at_least(0.26), 0.5);
+/// ```
+pub fn power_of_two_at_least(scale: f32) -> f32 {
+    f32::from_bits((scale.to_bits() + 0x007f_ffff) & EXPONENT)
+}
+
+/// The code nearest to `x`, ties to even, saturating at ±448; a NaN saturates
+/// too.
+///
+/// ```
+/// use weightmill_guest::kernels::fp8;
+///
+/// assert_eq!(fp8::encode(448.0), 0x7e);
+/// assert_eq!(fp8::encode(-1e9), 0xfe);
+/// assert_eq!(fp8::encode(1.0625), 0x38); // a tie between 1 and 1.125
+/// ```
+#[inline(always)]
+pub fn encode(x: f32) -> u8 {
+    let u = x.to_bits();
+    let a = (u & ABS) as i32;
+    let a = if a > LARGEST as i32 { LARGEST } else { a as u32 };
+    let binade = a & EXPONENT;
+    let binade = if (binade as i32) < NORMAL as i32 { NORMAL } else { binade };
+    // At `rounder`'s size the sum's last bit is the code's step, so the
+    // addition rounds, and leaves the number of steps in the low bits.
+    let rounder = binade + ROUNDER;
+    let steps = (f32::from_bits(a) + f32::from_bits(rounder)).to_bits().wrapping_sub(rounder);
+    let code = steps.wrapping_add((binade >> 20) - BIAS);
+    (u >> 24 & 0x80 | code) as u8
+}
+
+/// `q = encode(x · (1 / scale))`: the reciprocal rounded once, the product
+/// rounded to f32.
+///
+/// `x` has been found finite by [`amax`], and `scale` is at least 2⁻¹²⁶.
+///
+/// # Panics
+/// If the slices differ in length.
+///
+/// ```
+/// use weightmill_guest::kernels::{F32, fp8};
+///
+/// let mut q = [0; 2];
+/// fp8::quantize::<F32>(&[4.0, -2.0], 2.0, &mut q);
+/// assert_eq!(q, [0x40, 0xb8]);
+/// ```
+pub fn quantize<F: Float>(x: &[F::Element], scale: f32, q: &mut [u8]) {
+    assert_eq!(x.len(), q.len(), "a code for every value");
+    let reciprocal = canonical(1.0 / scale);
+    let done = if SIMD { simd::<F>(x, reciprocal, q) } else { 0 };
+    scalar::<F>(&x[done..], reciprocal, &mut q[done..]);
+}
+
+fn scalar<F: Float>(x: &[F::Element], reciprocal: f32, q: &mut [u8]) {
+    for (q, &x) in q.iter_mut().zip(x) {
+        *q = encode(canonical(F::decode(x) * reciprocal));
+    }
+}
+
+/// Quantises whole groups of 16; answers how many elements that were.
+fn simd<F: Float>(x: &[F::Element], reciprocal: f32, q: &mut [u8]) -> usize {
+    let factor = f32x4_splat(reciprocal);
+    // As `encode`, but for the bias and the sign.
+    let encode = |x: v128| {
+        let a = i32x4_min(v128_and(x, u32x4_splat(ABS)), u32x4_splat(LARGEST));
+        let binade = i32x4_max(v128_and(a, u32x4_splat(EXPONENT)), u32x4_splat(NORMAL));
+        let rounder = i32x4_add(binade, u32x4_splat(ROUNDER));
+        let steps = i32x4_sub(f32x4_add(a, rounder), rounder);
+        i32x4_add(steps, u32x4_shr(binade, 20))
+    };
+    let (x, _) = x.as_chunks::<8>();
+    let (x, _) = x.as_chunks::<2>();
+    let (q, _) = q.as_chunks_mut::<16>();
+    for (q, x) in q.iter_mut().zip(x) {
+        let [a, b] = F::load8(&x[0]).map(|x| f32x4_mul(x, factor));
+        let [c, d] = F::load8(&x[1]).map(|x| f32x4_mul(x, factor));
+        let bias = u16x8_splat(BIAS as u16);
+        let low = i16x8_sub(u16x8_narrow_i32x4(encode(a), encode(b)), bias);
+        let high = i16x8_sub(u16x8_narrow_i32x4(encode(c), encode(d)), bias);
+        // Saturation keeps signs: 32 bits to 16 to 8.
+        let signs = i8x16_narrow_i16x8(i16x8_narrow_i32x4(a, b), i16x8_narrow_i32x4(c, d));
+        store(q, v128_or(u8x16_narrow_i16x8(low, high), v128_and(signs, u8x16_splat(0x80))));
+    }
+    x.len() * 16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::testdata::{self, assert_same_bits};
+    use super::super::super::{BF16, F16, F32};
+    use super::super::decode;
+    use super::*;
+
+    #[test]
+    fn every_class_of_f32_becomes_codes() {
+        let x: Vec<f32> = testdata::f32().all::<f32>().into_iter().filter(|x| x.is_finite()).collect();
+        let mut reference = testdata::fp8_quantize();
+        for scale in reference.take::<f32>(6) {
+            let expected = reference.take::<u8>(x.len());
+            let mut q = vec![0; x.len()];
+            quantize::<F32>(&x, scale, &mut q);
+            assert_same_bits(&q, &expected, "scalar");
+            q.fill(0);
+            let done = simd::<F32>(&x, 1.0 / scale, &mut q);
+            assert_same_bits(&q[..done], &expected[..done], "simd");
+        }
+        assert!(reference.all::<u8>().is_empty());
+    }
+
+    #[test]
+    fn sixteen_bit_inputs_are_the_same_values() {
+        let every = testdata::every_u16();
+        fn check<F: Float<Element = u16>>(every: &[u16]) {
+            let wide: Vec<f32> = every.iter().map(|&x| F::decode(x)).collect();
+            let (mut narrow, mut q) = (vec![0; wide.len()], vec![0; wide.len()]);
+            quantize::<F32>(&wide, 0.37, &mut q);
+            quantize::<F>(every, 0.37, &mut narrow);
+            assert_same_bits(&narrow, &q, "scalar");
+            assert_eq!(simd::<F>(every, 1.0 / 0.37, &mut narrow), every.len());
+            assert_same_bits(&narrow, &q, "simd");
+        }
+        check::<BF16>(&every);
+        check::<F16>(&every);
+    }
+
+    #[test]
+    fn a_codes_value_has_that_code_and_midpoints_go_to_even() {
+        for code in (0..=0xff).filter(|code| code & 0x7f != 0x7f) {
+            assert_eq!(encode(decode(code)), code);
+            if code & 0x7f < 0x7e {
+                let middle = (decode(code) + decode(code + 1)) / 2.0;
+                assert_eq!(encode(middle), code + (code & 1), "{code:#x}");
+                assert_eq!(encode(f32::from_bits(middle.to_bits() - 1)), code);
+                assert_eq!(encode(f32::from_bits(middle.to_bits() + 1)), code + 1);
+            }
+        }
+        assert_eq!((encode(f32::INFINITY), encode(f32::NEG_INFINITY), encode(464.0)), (0x7e, 0xfe, 0x7e));
+    }
+
+    #[test]
+    fn amax_finds_the_largest_and_the_first_that_is_not_finite() {
+        fn check<F: Float>(name: &str) {
+            for len in [0_usize, 1, 7, 31, 32, 33, 100] {
+                let mut x: Vec<F::Element> = (0..len).map(|i| F::encode(i as f32 * -0.5)).collect();
+                let largest = len.max(1) as f32 * 0.5 - 0.5;
+                assert_eq!(amax::<F>(&x), Ok(largest), "{name} {len}");
+                let (simd, done) = F::max_magnitude_simd(&x);
+                assert_eq!(F::max_magnitude(&x), simd.max(F::max_magnitude(&x[done..])), "{name} {len}");
+                for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -f32::NAN] {
+                    for at in [len / 3, len.saturating_sub(1)].into_iter().filter(|_| len > 0) {
+                        let good = core::mem::replace(&mut x[at], F::encode(bad));
+                        x[len - 1] = if at < len - 1 { F::encode(f32::NAN) } else { x[len - 1] };
+                        assert_eq!(amax::<F>(&x), Err(at), "{name} {len}");
+                        x[at] = good;
+                        x[len - 1] = F::encode((len - 1) as f32 * -0.5);
+                    }
+                }
+            }
+        }
+        check::<F32>("f32");
+        check::<F16>("f16");
+        check::<BF16>("bf16");
+    }
+
+    #[test]
+    fn scales_are_floored_and_rounded_up_to_powers() {
+        assert_eq!(scale_for(1e-38), f32::MIN_POSITIVE);
+        assert_eq!(scale_for(448.0 * 3.0), 3.0);
+        for scale in [f32::MIN_POSITIVE, 1.0, 2.0_f32.powi(100)] {
+            assert_eq!(power_of_two_at_least(scale), scale);
+            assert_eq!(power_of_two_at_least(f32::from_bits(scale.to_bits() + 1)), scale * 2.0);
+        }
+    }
+}

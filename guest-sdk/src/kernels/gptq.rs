@@ -1,0 +1,157 @@
+//! From GPTQ's 4-bit weights.
+//!
+//! `[K, N]` codes lie in `[K/8, N]` words: row `k` is nibble `k mod 8`, least
+//! first, of word row `k / 8`. Zero points are `[groups, N/8]` words, column
+//! `n` nibble `n mod 8` of word `n / 8`. In the first version of the format
+//! the stored zero is one less than the zero, and 15 means 16: it does not
+//! wrap. `w = scale · f32(code − zero)`, rounded to f32, then to the result.
+
+use super::Float;
+use super::int4::{Group, PER_WORD, by_group, value};
+
+use super::{int4, lanes::*};
+
+/// Nibble of a zero point by column: in order.
+const ORDER: [u32; PER_WORD] = [0, 1, 2, 3, 4, 5, 6, 7];
+
+/// Some rows of a quantised matrix and the groups that they use.
+#[derive(Clone, Copy, Debug)]
+pub struct Weights<'a, S: Float> {
+    /// Codes: `[rows / 8, columns]`.
+    pub words: &'a [u32],
+    /// Zero points: `[groups, columns / 8]`.
+    pub zeros: &'a [u32],
+    /// Scales: `[groups, columns]`.
+    pub scales: &'a [S::Element],
+    /// Columns, a multiple of 8.
+    pub columns: usize,
+    /// Whether stored zero points are one less than they mean.
+    pub v1: bool,
+}
+
+impl<S: Float> Weights<'_, S> {
+    /// All values, row by row; row `k` uses group `groups[k]` of `zeros` and
+    /// `scales`.
+    ///
+    /// # Panics
+    /// If the slices' lengths do not fit together, or a group is out of range.
+    ///
+    /// ```
+    /// use weightmill_guest::kernels::{F32, gptq};
+    ///
+    /// let w = gptq::Weights::<F32> { words: &[0x2; 8], zeros: &[0x0], scales: &[0.5; 8], columns: 8, v1: true };
+    /// let mut to = [0.0; 64];
+    /// w.dequantize::<F32>(&[0; 8], &mut to);
+    /// assert_eq!((to[0], to[8]), (0.5, -0.5)); // ½·(2 − 1), ½·(0 − 1)
+    /// ```
+    pub fn dequantize<D: Float>(&self, groups: &[u32], to: &mut [D::Element]) {
+        assert!(self.columns > 0 && self.columns % PER_WORD == 0, "columns come in eights");
+        assert_eq!(self.words.len() * PER_WORD, to.len(), "a code for every value");
+        assert_eq!(groups.len() * self.columns, to.len(), "a group for every row");
+        if SIMD {
+            self.each_group(groups, |group, rows| self.rows_simd::<D>(group, rows, to));
+        } else {
+            self.each_group(groups, |group, rows| self.rows_scalar::<D>(group, rows, to));
+        }
+    }
+
+    fn each_group(&self, groups: &[u32], mut each: impl FnMut(&Group, &[usize])) {
+        let mut group = Group::of_columns(self.columns);
+        let width = self.columns / PER_WORD;
+        by_group(groups, |number, rows| {
+            let scales = &self.scales[number * self.columns..][..self.columns];
+            group.set::<S>(scales, &self.zeros[number * width..][..width], ORDER, self.v1.into());
+            each(&group, rows);
+        });
+    }
+
+    fn rows_scalar<D: Float>(&self, group: &Group, rows: &[usize], to: &mut [D::Element]) {
+        for &row in rows {
+            let words = &self.words[row / PER_WORD * self.columns..][..self.columns];
+            let shift = 4 * (row % PER_WORD) as u32;
+            let to = &mut to[row * self.columns..][..self.columns];
+            for (((to, word), zero), scale) in to.iter_mut().zip(words).zip(&group.zeros).zip(&group.scales) {
+                *to = value::<D>(word >> shift & 15, *zero, *scale);
+            }
+        }
+    }
+
+    fn rows_simd<D: Float>(&self, group: &Group, rows: &[usize], to: &mut [D::Element]) {
+        let (sixteens, others) = int4::sixteens::<D>(rows, PER_WORD);
+        self.look_up::<D>(group, &sixteens, to);
+        for row in others {
+            let words = &self.words[row / PER_WORD * self.columns..][..self.columns];
+            let shift = 4 * (row % PER_WORD) as u32;
+            let to = to[row * self.columns..][..self.columns].as_chunks_mut::<8>().0;
+            let (zeros, scales) = (group.zeros.as_chunks::<8>().0, group.scales.as_chunks::<8>().0);
+            for (((to, words), zeros), scales) in to.iter_mut().zip(words.as_chunks::<8>().0).zip(zeros).zip(scales) {
+                let codes = halves(words)
+                    .map(|words| v128_and(u32x4_shr(load::<u32, 4>(words), shift), u32x4_splat(15)));
+                D::store8_canonical(to, int4::values8(codes, zeros, scales));
+            }
+        }
+    }
+
+    /// Sixteen rows from each of `starts`. Up to 32 columns at a time, so that
+    /// whole cache lines are written before the next row is.
+    fn look_up<D: Float>(&self, group: &Group, starts: &[usize], to: &mut [D::Element]) {
+        if starts.is_empty() {
+            return;
+        }
+        let (zeros, scales) = (group.zeros.as_chunks::<8>().0, group.scales.as_chunks::<8>().0);
+        for (number, (zeros, scales)) in zeros.chunks(4).zip(scales.chunks(4)).enumerate() {
+            let mut tables = [[[u32x4_splat(0); 2]; 8]; 4];
+            for ((tables, zeros), scales) in tables.iter_mut().zip(zeros).zip(scales) {
+                *tables = int4::tables::<D>(zeros, scales);
+            }
+            for &row in starts {
+                for (block, tables) in tables.iter().enumerate().take(zeros.len()) {
+                    let column = number * 32 + block * 8;
+                    let codes = self.codes16(row, column);
+                    let values = int4::look_up(tables, &codes);
+                    for (i, values) in values.into_iter().flatten().enumerate() {
+                        let to = &mut to[(row + i) * self.columns + column..][..8];
+                        D::store_packed8(to.try_into().expect("eight columns"), values);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The codes of 16 rows of each of eight columns.
+    #[inline(always)]
+    fn codes16(&self, row: usize, column: usize) -> [v128; 8] {
+        let words = |number: usize| -> [v128; 2] {
+            let words = &self.words[(row / PER_WORD + number) * self.columns + column..][..8];
+            halves::<u32>(words.try_into().expect("eight columns")).map(load::<u32, 4>)
+        };
+        let (first, second) = (words(0), words(1));
+        let mut codes = [first[0]; 8];
+        for half in 0..2 {
+            let pairs = [zip32_low(first[half], second[half]), zip32_high(first[half], second[half])];
+            for (pair, words) in pairs.into_iter().enumerate() {
+                // Eight bytes of a column's 16 rows, then those of the next.
+                let even = v128_and(words, u8x16_splat(15));
+                let odd = v128_and(u16x8_shr(words, 4), u8x16_splat(15));
+                codes[4 * half + 2 * pair] = zip8_low(even, odd);
+                codes[4 * half + 2 * pair + 1] = zip8_high(even, odd);
+            }
+        }
+        codes
+    }
+}
+
+#[cfg(test)]
+impl<S: Float> Weights<'_, S> {
+    pub(super) fn scalar<D: Float>(&self, groups: &[u32]) -> Vec<D::Element> {
+        let mut to = vec![D::Element::default(); groups.len() * self.columns];
+        self.each_group(groups, |group, rows| self.rows_scalar::<D>(group, rows, &mut to));
+        to
+    }
+
+    pub(super) fn simd<D: Float>(&self, groups: &[u32]) -> Vec<D::Element> {
+        let mut to = vec![D::Element::default(); groups.len() * self.columns];
+        self.each_group(groups, |group, rows| self.rows_simd::<D>(group, rows, &mut to));
+        to
+    }
+}
