@@ -1,0 +1,11 @@
+;; wm_run is a global.
+(module
+  (@custom "weightmill" "{\"abi\":1,\"name\":\"hostile\",\"version\":\"1.0.0\"}")
+  (memory (export "memory") 2)
+  (global (export "wm_panic") i32 (i32.const 1024))
+  (func (export "wm_abi_v1"))
+  (func (export "wm_alloc") (param $len i32) (result i32)
+    (i32.const 65536))
+  (func (export "wm_plan") (param $ptr i32) (param $len i32) (result i64)
+    unreachable)
+  (global (export "wm_run") i64 (i64.const 0)))

@@ -1,0 +1,22 @@
+;; A hundred thousand outputs.
+(module
+  (@custom "weightmill" "{\"abi\":1,\"name\":\"hostile\",\"version\":\"1.0.0\"}")
+  (memory (export "memory") 200)
+  (global (export "wm_panic") i32 (i32.const 1024))
+  (func (export "wm_abi_v1"))
+  (func (export "wm_alloc") (param $len i32) (result i32)
+    (i32.const 65536))
+  (func (export "wm_plan") (param $ptr i32) (param $len i32) (result i64) (local $at i32) (local $n i32)
+    (local.set $n (i32.const 100000))
+    (memory.copy (i32.const 131072) (i32.const 2048) (i32.const 12))
+    (local.set $at (i32.const 131084))
+    (loop $l
+      (memory.copy (local.get $at) (i32.const 2060) (i32.const 71))
+      (local.set $at (i32.add (local.get $at) (i32.const 71)))
+      (br_if $l (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))
+    (i32.store16 (i32.sub (local.get $at) (i32.const 1)) (i32.const 0x7d5d))
+    (i64.or (i64.shl (i64.const 131072) (i64.const 32))
+      (i64.extend_i32_u (i32.sub (i32.add (local.get $at) (i32.const 1)) (i32.const 131072)))))
+  (func (export "wm_run") (param $block i32) (result i64)
+    unreachable)
+  (data (i32.const 2048) "{\"outputs\":[{\"role\":\"out\",\"dtype\":\"F32\",\"shape\":[16],\"view\":[{\"copy\":0,\"len\":64}]},"))

@@ -1,0 +1,13 @@
+;; Stride times turns overflows to a small number.
+(module
+  (@custom "weightmill" "{\"abi\":1,\"name\":\"hostile\",\"version\":\"1.0.0\"}")
+  (memory (export "memory") 2)
+  (global (export "wm_panic") i32 (i32.const 1024))
+  (func (export "wm_abi_v1"))
+  (func (export "wm_alloc") (param $len i32) (result i32)
+    (i32.const 65536))
+  (func (export "wm_plan") (param $ptr i32) (param $len i32) (result i64)
+    (i64.or (i64.shl (i64.const 2048) (i64.const 32)) (i64.const 139)))
+  (func (export "wm_run") (param $block i32) (result i64)
+    unreachable)
+  (data (i32.const 2048) "{\"outputs\":[{\"role\":\"out\",\"dtype\":\"F32\",\"shape\":[16],\"view\":[{\"repeat\":4294967296,\"parts\":[{\"copy\":0,\"len\":16,\"strides\":[4294967296]}]}]}]}"))

@@ -1,0 +1,13 @@
+;; Imports a memory.
+(module
+  (@custom "weightmill" "{\"abi\":1,\"name\":\"hostile\",\"version\":\"1.0.0\"}")
+  (import "env" "m" (memory 1))
+  (export "memory" (memory 0))
+  (global (export "wm_panic") i32 (i32.const 1024))
+  (func (export "wm_abi_v1"))
+  (func (export "wm_alloc") (param $len i32) (result i32)
+    (i32.const 65536))
+  (func (export "wm_plan") (param $ptr i32) (param $len i32) (result i64)
+    unreachable)
+  (func (export "wm_run") (param $block i32) (result i64)
+    unreachable))

@@ -1,0 +1,37 @@
+;; A tile that tries to carry something over to the next one, in memory, in a
+;; global and in a table, and traps if it finds anything.
+(module
+  (@custom "weightmill" "{\"abi\":1,\"name\":\"hostile\",\"version\":\"1.0.0\"}")
+  (table $t 1 funcref)
+  (global $seen (mut i32) (i32.const 0))
+  (memory (export "memory") 2)
+  (global (export "wm_panic") i32 (i32.const 1024))
+  (func (export "wm_abi_v1"))
+  (func (export "wm_alloc") (param $len i32) (result i32)
+    (i32.const 65536))
+  (func (export "wm_plan") (param $ptr i32) (param $len i32) (result i64)
+    (i64.or (i64.shl (i64.const 2048) (i64.const 32)) (i64.const 120)))
+  (func (export "wm_run") (param $block i32) (result i64) (local $at i32)
+    (if (global.get $seen) (then unreachable))
+    (if (i32.load (i32.const 512)) (then unreachable))
+    (if (i32.eqz (ref.is_null (table.get $t (i32.const 0)))) (then unreachable))
+    (if (i32.ne (memory.size) (i32.const 2)) (then unreachable))
+    (drop (memory.grow (i32.const 8)))
+    (local.set $at (i32.const 131072))
+    (loop $l
+      (if (i64.ne (i64.load (local.get $at)) (i64.const 0)) (then unreachable))
+      (i64.store (local.get $at) (i64.const -1))
+      (br_if $l (i32.lt_u
+        (local.tee $at (i32.add (local.get $at) (i32.const 8)))
+        (i32.const 655360))))
+    (global.set $seen (i32.const 1))
+    (i32.store (i32.const 512) (i32.const 1))
+    (table.set $t (i32.const 0) (ref.func $f))
+    (memory.copy
+      (i32.load offset=24 (local.get $block))
+      (i32.load (i32.load offset=32 (local.get $block)))
+      (i32.load offset=28 (local.get $block)))
+    (i64.const 0))
+  (data (i32.const 2048) "{\"outputs\":[{\"role\":\"out\",\"dtype\":\"F32\",\"shape\":[16],\"tiles\":[{\"len\":64,\"inputs\":[[{\"copy\":0,\"len\":64}]],\"args\":[7]}]}]}")
+  (elem declare func $f)
+  (func $f))

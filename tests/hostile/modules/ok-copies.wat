@@ -1,0 +1,17 @@
+;; A tile that copies its input, for comparison.
+(module
+  (@custom "weightmill" "{\"abi\":1,\"name\":\"hostile\",\"version\":\"1.0.0\"}")
+  (memory (export "memory") 2)
+  (global (export "wm_panic") i32 (i32.const 1024))
+  (func (export "wm_abi_v1"))
+  (func (export "wm_alloc") (param $len i32) (result i32)
+    (i32.const 65536))
+  (func (export "wm_plan") (param $ptr i32) (param $len i32) (result i64)
+    (i64.or (i64.shl (i64.const 2048) (i64.const 32)) (i64.const 120)))
+  (func (export "wm_run") (param $block i32) (result i64)
+    (memory.copy
+      (i32.load offset=24 (local.get $block))
+      (i32.load (i32.load offset=32 (local.get $block)))
+      (i32.load offset=28 (local.get $block)))
+    (i64.const 0))
+  (data (i32.const 2048) "{\"outputs\":[{\"role\":\"out\",\"dtype\":\"F32\",\"shape\":[16],\"tiles\":[{\"len\":64,\"inputs\":[[{\"copy\":0,\"len\":64}]],\"args\":[7]}]}]}"))
