@@ -1,0 +1,235 @@
+//! wasmtime: Cranelift to native code, and the same front end to Pulley
+//! bytecode.
+//!
+//! The configuration names everything that can change what a module computes
+//! or may do, even where it is wasmtime's default.
+
+use std::sync::Arc;
+
+use wasmtime::{
+    Config, Inlining, Instance as WasmInstance, Memory, OperatorCost, OptLevel, Store, Strategy, TypedFunc,
+};
+
+use super::calls::{Backend, Calls, Instance, Stop, Trap};
+use super::ceiling::{Ceiling, Refusal};
+use super::memory::{Pool, Recycler};
+use super::{Engine, Limits, Module, Program, rules};
+use crate::error::{Code, Error, Result};
+
+/// The release that the lock file pins.
+pub(super) const VERSION: &str = "48.0.8";
+
+/// Address space of a memory. With all that 32 bits can address reserved, and
+/// a guard for the constant offset of an access behind it, compiled code needs
+/// no bounds checks.
+const RESERVATION_BYTES: u64 = 4 << 30;
+const GUARD_BYTES: u64 = 32 << 20;
+
+/// wasmtime as an [`Engine`].
+pub(super) struct Wasmtime {
+    name: &'static str,
+    limits: Limits,
+    /// NaNs that arithmetic makes are canonical.
+    canonical: wasmtime::Engine,
+    /// For modules without such arithmetic, where that would change nothing.
+    plain: wasmtime::Engine,
+}
+
+impl Wasmtime {
+    /// Compiles to the machine's own code.
+    pub(super) fn native(limits: Limits) -> Result<Self> {
+        Wasmtime::new("wasmtime", limits, None)
+    }
+
+    /// Compiles to bytecode for wasmtime's own interpreter.
+    pub(super) fn pulley(limits: Limits) -> Result<Self> {
+        Wasmtime::new("pulley", limits, Some("pulley64"))
+    }
+
+    fn new(name: &'static str, limits: Limits, target: Option<&str>) -> Result<Self> {
+        let pool = Pool::new(usize::try_from(limits.memory_bytes.min(RESERVATION_BYTES)).unwrap_or(usize::MAX));
+        let engine = |canonical_nans| {
+            let mut config = config(&pool, canonical_nans);
+            if let Some(target) = target {
+                config.target(target)?;
+            }
+            wasmtime::Engine::new(&config)
+        };
+        let failed = |e| Error::io(format!("the engine '{name}' does not work here"), format!("{e:#}"));
+        Ok(Wasmtime { name, limits, canonical: engine(true).map_err(failed)?, plain: engine(false).map_err(failed)? })
+    }
+}
+
+fn config(pool: &Arc<Pool>, canonical_nans: bool) -> Config {
+    let mut config = Config::new();
+
+    // What a module may use: the same set that the static rules check.
+    config.wasm_features(wasmtime::WasmFeatures::all(), false).wasm_features(rules::FEATURES, true);
+
+    // What a module computes.
+    config.strategy(Strategy::Cranelift).cranelift_nan_canonicalization(canonical_nans);
+
+    // What a module may use up.
+    config.consume_fuel(true).operator_cost(costs()).max_wasm_stack(Limits::STACK_BYTES);
+
+    // Where its memory comes from. Images mapped copy-on-write need mappings
+    // that are wasmtime's own, so data segments are copied instead.
+    config
+        .with_host_memory(Arc::new(Recycler(Arc::clone(pool))))
+        .memory_init_cow(false)
+        .memory_may_move(false)
+        .memory_reservation(RESERVATION_BYTES)
+        .memory_guard_size(GUARD_BYTES)
+        .guard_before_linear_memory(false);
+
+    // Speed, and nothing that only debuggers and backtraces need. Compiling
+    // stays on the caller's thread, which belongs to a pool already.
+    config
+        .cranelift_opt_level(OptLevel::Speed)
+        .compiler_inlining(Inlining::No)
+        .wasm_backtrace_max_frames(None)
+        .native_unwind_info(false)
+        .generate_address_map(false)
+        .debug_info(false);
+    if std::env::var("WMO").as_deref() == Ok("0") { config.cranelift_opt_level(OptLevel::None); }
+    if std::env::var("WMR").as_deref() == Ok("1") { config.cranelift_regalloc_algorithm(wasmtime::RegallocAlgorithm::SinglePass); }
+    config
+}
+
+/// One unit of fuel for an instruction, one for each byte or element that a
+/// bulk operation goes through, and more for what leaves compiled code, so
+/// that fuel bounds time.
+fn costs() -> OperatorCost {
+    const LEAVES_COMPILED_CODE: u8 = 100;
+    let mut costs = OperatorCost::new();
+    for cost in [
+        &mut costs.MemoryGrow,
+        &mut costs.MemoryCopy,
+        &mut costs.MemoryFill,
+        &mut costs.MemoryInit,
+        &mut costs.DataDrop,
+        &mut costs.TableGrow,
+        &mut costs.TableCopy,
+        &mut costs.TableFill,
+        &mut costs.TableInit,
+        &mut costs.ElemDrop,
+    ] {
+        *cost = LEAVES_COMPILED_CODE;
+    }
+    costs.variable.memory_grow_per_page = LEAVES_COMPILED_CODE;
+    costs
+}
+
+impl Engine for Wasmtime {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn version(&self) -> String {
+        VERSION.to_string()
+    }
+
+    fn compile(&self, module: &Module) -> Result<Arc<dyn Program>> {
+        rules::memory_fits(module, &self.limits)?;
+        let engine = if module.has_float_arithmetic() { &self.canonical } else { &self.plain };
+        let compiled = wasmtime::Module::from_binary(engine, module.bytes())
+            .map_err(|e| Error::new(Code::ModuleTooLarge, format!("the compiler gives up on the module: {e:#}")))?;
+        let backend = Compiled { module: compiled, limits: self.limits };
+        Ok(Arc::new(Calls::new(backend, &module.facts, self.limits)))
+    }
+}
+
+struct Compiled {
+    module: wasmtime::Module,
+    limits: Limits,
+}
+
+impl Backend for Compiled {
+    type Instance = Running;
+
+    fn instantiate(&self, fuel: u64) -> Result<Running, Stop> {
+        let mut store = Store::new(self.module.engine(), Ceiling::new(&self.limits));
+        store.limiter(|ceiling| ceiling);
+        match Running::start(&mut store, &self.module, fuel) {
+            Ok(entry) => Ok(Running { store, entry }),
+            // The static rules leave nothing in a module that could fail here.
+            Err(error) if error.is::<wasmtime::Trap>() || store.data().refused().is_some() => Err(stop(&store, &error)),
+            Err(error) => Err(Stop::Host(Error::new(
+                Code::InsufficientMemory,
+                format!("the system cannot hold another instance of the module: {error:#}"),
+            ))),
+        }
+    }
+}
+
+/// An instance and its store, which it does not outlive.
+struct Running {
+    store: Store<Ceiling>,
+    entry: Entry,
+}
+
+struct Entry {
+    memory: Memory,
+    alloc: TypedFunc<u32, u32>,
+    plan: TypedFunc<(u32, u32), i64>,
+    run: TypedFunc<u32, i64>,
+}
+
+impl Running {
+    fn start(store: &mut Store<Ceiling>, module: &wasmtime::Module, fuel: u64) -> wasmtime::Result<Entry> {
+        store.set_fuel(fuel)?;
+        let instance = WasmInstance::new(&mut *store, module, &[])?;
+        Ok(Entry {
+            memory: instance.get_memory(&mut *store, "memory").ok_or_else(|| wasmtime::Error::msg("no memory"))?,
+            alloc: instance.get_typed_func(&mut *store, "wm_alloc")?,
+            plan: instance.get_typed_func(&mut *store, "wm_plan")?,
+            run: instance.get_typed_func(&mut *store, "wm_run")?,
+        })
+    }
+}
+
+impl Instance for Running {
+    fn alloc(&mut self, len: u32) -> Result<u32, Stop> {
+        self.entry.alloc.call(&mut self.store, len).map_err(|e| stop(&self.store, &e))
+    }
+
+    fn plan(&mut self, ptr: u32, len: u32) -> Result<i64, Stop> {
+        self.entry.plan.call(&mut self.store, (ptr, len)).map_err(|e| stop(&self.store, &e))
+    }
+
+    fn run(&mut self, block: u32) -> Result<i64, Stop> {
+        self.entry.run.call(&mut self.store, block).map_err(|e| stop(&self.store, &e))
+    }
+
+    fn memory(&mut self) -> &mut [u8] {
+        self.entry.memory.data_mut(&mut self.store)
+    }
+
+    fn fuel_left(&self) -> u64 {
+        self.store.get_fuel().unwrap_or(0)
+    }
+}
+
+fn stop(store: &Store<Ceiling>, error: &wasmtime::Error) -> Stop {
+    use wasmtime::Trap as Theirs;
+    if let Some(refusal) = store.data().refused() {
+        return Stop::Growth(refusal);
+    }
+    let Some(trap) = error.downcast_ref::<Theirs>() else {
+        return Stop::Trap(Trap::Other(error.to_string()));
+    };
+    Stop::Trap(match trap {
+        Theirs::OutOfFuel => return Stop::OutOfFuel,
+        Theirs::StackOverflow => return Stop::StackOverflow,
+        Theirs::AllocationTooLarge => return Stop::Growth(Refusal::System),
+        Theirs::UnreachableCodeReached => Trap::Unreachable,
+        Theirs::MemoryOutOfBounds => Trap::MemoryOutOfBounds,
+        Theirs::TableOutOfBounds => Trap::TableOutOfBounds,
+        Theirs::IndirectCallToNull => Trap::NullElement,
+        Theirs::BadSignature => Trap::WrongSignature,
+        Theirs::IntegerOverflow => Trap::IntegerOverflow,
+        Theirs::IntegerDivisionByZero => Trap::DivisionByZero,
+        Theirs::BadConversionToInteger => Trap::BadConversion,
+        other => Trap::Other(other.to_string()),
+    })
+}
