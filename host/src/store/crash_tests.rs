@@ -1,0 +1,191 @@
+//! The fault model, carried out: every operation of a publication, a reuse, a
+//! repair and an eviction is the last one before a crash, or fails.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::fixture::{Sample, fast_dir, open_on, pool};
+use super::storage::model::{At, Fault, FaultyStorage, Plan, copy_folder};
+use super::*;
+use crate::digest::BlockKey;
+use crate::progress::Silent;
+
+/// A store before the fault, and what is done to it.
+struct Scenario {
+    name: &'static str,
+    before: fn(&Path),
+    /// Whether it published something itself.
+    act: fn(&Store) -> Result<bool>,
+}
+
+fn old() -> Sample {
+    Sample::new("old", 30_000, 1)
+}
+
+fn new() -> Sample {
+    Sample::new("new", 40_000, 2)
+}
+
+/// A build that takes the block "rest" from the store.
+fn publish_with_reuse(store: &Store, sample: &Sample) -> Result<bool> {
+    let rest = BlockKey::of(b"rest");
+    let Claim::Build(publication) = store.claim(&sample.key, &sample.action, &Silent)? else { return Ok(false) };
+    let mut given = BTreeMap::new();
+    if let Some(block) = store.block(&rest)
+        && publication.reuse_block(&block, pool(), &Silent)?
+    {
+        given.insert(rest, block.shards[0].clone());
+    }
+    sample.build(publication, &given).map(|_| true)
+}
+
+fn rot(root: &Path, sample: &Sample) {
+    use std::os::unix::fs::PermissionsExt;
+    let store = quick(root);
+    let path = sample.lease(&store).unwrap().unwrap().shard_path(1).to_owned();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"rot", 10_000).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o444)).unwrap();
+}
+
+const SCENARIOS: [Scenario; 5] = [
+    Scenario { name: "the first publication, in a new store", before: |_| {}, act: |store| Ok(new().publish(store)?.is_some()) },
+    Scenario {
+        name: "a publication that shares a block",
+        before: |root| assert!(old().publish(&quick(root)).unwrap().is_some()),
+        act: |store| Ok(new().publish(store)?.is_some()),
+    },
+    Scenario {
+        name: "a publication that reuses a block",
+        before: |root| assert!(old().publish(&quick(root)).unwrap().is_some()),
+        act: |store| publish_with_reuse(store, &new()),
+    },
+    Scenario {
+        name: "finding a corrupt blob and rebuilding it",
+        before: |root| {
+            assert!(old().publish(&quick(root)).unwrap().is_some());
+            assert!(new().publish(&quick(root)).unwrap().is_some());
+            rot(root, &new());
+        },
+        act: |store| {
+            let found = new().lease(store);
+            if found.as_ref().is_err_and(|e| e.code() != Code::CorruptBlob) {
+                return found.map(|_| false);
+            }
+            Ok(new().publish(store)?.is_some())
+        },
+    },
+    Scenario {
+        name: "an eviction",
+        before: |root| {
+            assert!(old().publish(&quick(root)).unwrap().is_some());
+            assert!(new().publish(&quick(root)).unwrap().is_some());
+        },
+        act: |store| {
+            let policy = GcPolicy { max_size_bytes: Some(0), keep: [old().key].into(), ..GcPolicy::default() };
+            store.gc(&policy, &Silent).map(|_| false)
+        },
+    },
+];
+
+/// A store that syncs nothing to the real disk, and so is fast.
+fn quick(root: &Path) -> Store {
+    open_on(root, Arc::new(FaultyStorage::new(root, Plan::default()).unwrap())).unwrap()
+}
+
+/// What must hold of a store after a fault, whatever it was.
+fn assert_sound(root: &Path, had_old: bool, done: bool) {
+    let store = quick(root);
+    if had_old {
+        old().assert_is(&old().lease(&store).unwrap().expect("what was published before is there"));
+    }
+    let found = match new().lease(&store) {
+        // Rot that was there before may be found once more.
+        Err(e) if e.code() == Code::CorruptBlob && had_old && !done => new().lease(&store).unwrap(),
+        other => other.unwrap(),
+    };
+    assert!(found.is_some() || !done, "what commit said is published is there");
+    found.iter().for_each(|lease| new().assert_is(lease));
+    drop(found);
+    new().publish(&store).unwrap();
+    new().assert_is(&new().lease(&store).unwrap().expect("the next build succeeds"));
+    store.doctor(true, &Silent).unwrap();
+    assert_eq!(store.doctor(false, &Silent).unwrap(), [], "a second look finds nothing");
+    new().assert_is(&new().lease(&store).unwrap().expect("the doctor does no harm"));
+}
+
+fn run(scenario: &Scenario, template: &Path, plan: Plan) -> bool {
+    let (root, after) = (fast_dir(), fast_dir());
+    copy_folder(template, root.path()).unwrap();
+    let storage = Arc::new(FaultyStorage::new(root.path(), plan).unwrap());
+    let result = open_on(root.path(), storage.clone()).and_then(|store| (scenario.act)(&store));
+    let reached = match plan.fault {
+        Some((At::Change(n), _)) => storage.changes() >= n,
+        Some((At::Read(n), _)) => storage.reads() >= n,
+        None => false,
+    };
+    if let Err(error) = &result {
+        assert!(reached, "{error}");
+        let codes = [Code::IoError, Code::InsufficientDisk, Code::CorruptBlob, Code::LockTimeout];
+        assert!(codes.contains(&error.code()), "{error}");
+    }
+    let done = matches!(result, Ok(true));
+    let had_old = template.join("format").exists();
+    storage.reboot(root.path(), after.path()).unwrap();
+    assert_sound(after.path(), had_old, done);
+    // Without a crash the process, or another one, goes on in the same folder.
+    if !matches!(plan.fault, Some((_, Fault::Crash))) {
+        assert_sound(root.path(), had_old, done);
+    }
+    reached
+}
+
+/// Runs a scenario with the fault at every operation.
+fn enumerate(seeds: std::ops::Range<u64>, at: fn(u64) -> At, fault: Fault, short: bool) {
+    let mut total = 0;
+    for scenario in &SCENARIOS {
+        let template = fast_dir();
+        (scenario.before)(template.path());
+        for seed in seeds.clone() {
+            let mut n = 1;
+            loop {
+                let plan = Plan { seed: seed.wrapping_mul(1_000_003) + n, fault: Some((at(n), fault)), short };
+                let outcome = std::panic::catch_unwind(|| run(scenario, template.path(), plan));
+                match outcome {
+                    Ok(true) => n += 1,
+                    Ok(false) => break,
+                    Err(_) => panic!("{}: it goes wrong with {plan:?}", scenario.name),
+                }
+            }
+            total += n - 1;
+        }
+    }
+    assert!(total > 20, "only {total} operations");
+}
+
+#[test]
+fn a_crash_at_any_operation_leaves_no_entry_or_a_whole_one() {
+    enumerate(0..3, At::Change, Fault::Crash, false);
+}
+
+#[test]
+fn a_crash_amid_short_reads_and_writes_does_no_harm() {
+    enumerate(100..101, At::Change, Fault::Crash, true);
+}
+
+#[test]
+fn an_error_of_any_operation_is_survived() {
+    enumerate(200..201, At::Change, Fault::Io, false);
+}
+
+#[test]
+fn a_full_disk_at_any_operation_is_survived() {
+    enumerate(300..301, At::Change, Fault::Full, false);
+}
+
+#[test]
+fn an_error_of_any_read_is_survived() {
+    enumerate(400..401, At::Read, Fault::Io, false);
+}
