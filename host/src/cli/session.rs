@@ -1,0 +1,167 @@
+//! What most subcommands begin with: threads, store, recipe, checkpoint.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::args::{Global, RecipeArgs, WorkArgs};
+use crate::checkpoint::Checkpoint;
+use crate::digest::{ActionKey, RecordDigest};
+use crate::error::{Code, Error, Result};
+use crate::execute::{FactsCache, Inputs, LazyEngine, NoFacts, Outline, TILE_BYTES, default_budget_bytes};
+use crate::modules::Library;
+use crate::recipe::Recipe;
+use crate::sandbox::{EngineName, engine};
+use crate::store::{Store, StoreOptions};
+use crate::tensor::{Dtype, TensorType};
+
+/// The pool that computes.
+pub(super) fn pool(jobs: Option<u16>) -> Result<rayon::ThreadPool> {
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(jobs.map_or(0, usize::from))
+        .thread_name(|i| format!("work-{i}"))
+        .build()
+        .map_err(|e| Error::io("starting threads", e))
+}
+
+/// The memory budget.
+pub(super) fn memory_budget(work: &WorkArgs) -> u64 {
+    work.memory_budget.unwrap_or_else(default_budget_bytes)
+}
+
+fn store_options(global: &Global) -> StoreOptions {
+    StoreOptions {
+        allow_network_filesystem: global.allow_network_filesystem,
+        lock_timeout: Duration::from_secs(global.lock_timeout),
+        ..StoreOptions::default()
+    }
+}
+
+fn root(global: &Global) -> Result<std::path::PathBuf> {
+    global.store.clone().map_or_else(Store::default_root, Ok)
+}
+
+/// The store, created if it is not there.
+pub(super) fn store(global: &Global) -> Result<Store> {
+    Store::open(&root(global)?, store_options(global))
+}
+
+/// The store if there is one; nothing is created.
+pub(super) fn existing_store(global: &Global) -> Result<Option<Store>> {
+    Store::open_existing(&root(global)?, store_options(global))
+}
+
+/// The store, which must be there.
+pub(super) fn wanted_store(global: &Global) -> Result<Store> {
+    let root = root(global)?;
+    existing_store(global)?.ok_or_else(|| {
+        Error::new(Code::IoError, format!("there is no store at {}", root.display()))
+            .hint("name it with --store or WEIGHTMILL_STORE; `weightmill build` creates one")
+    })
+}
+
+/// A key, whole or a unique beginning of at least four digits.
+pub(super) fn find_key(store: &Store, text: &str) -> Result<ActionKey> {
+    if let Ok(key) = text.parse() {
+        return Ok(key);
+    }
+    let hex = text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    let keys = store.entries()?.into_iter().map(|entry| entry.key);
+    let found: Vec<ActionKey> = keys.filter(|k| k.to_string().starts_with(text)).collect();
+    match found.as_slice() {
+        [key] if hex && text.len() >= 4 => Ok(*key),
+        [] | [_] => Err(Error::new(Code::SourceUnavailable, format!("the store has no entry '{text}'"))
+            .hint("`weightmill store ls` lists the keys; four digits are enough if no other begins so")),
+        _ => Err(Error::new(Code::SourceUnavailable, format!("{} entries begin with '{text}'", found.len()))
+            .hint("write more of the key")),
+    }
+}
+
+/// A recipe with what it needs.
+pub(super) struct Session {
+    pub(super) recipe: Recipe,
+    checkpoint: Arc<Checkpoint>,
+    tp: weightmill_guest::abi::Tp,
+    library: Library,
+    engine: LazyEngine,
+    facts: Box<dyn FactsCache>,
+    pub(super) tile_bytes: u64,
+}
+
+impl Session {
+    /// Loads the recipe and opens the checkpoint. Modules and facts come from
+    /// `store` too, if there is one; without one, nothing is remembered.
+    pub(super) fn open(args: &RecipeArgs, store: Option<&Store>, name: EngineName) -> Result<Self> {
+        let facts: Box<dyn FactsCache> = match store {
+            Some(store) => Box::new(StoredFacts(store.clone())),
+            None => Box::new(NoFacts),
+        };
+        Ok(Session {
+            recipe: Recipe::load(&args.recipe)?,
+            checkpoint: Arc::new(Checkpoint::open(&args.checkpoint)?),
+            tp: args.tp.tp(),
+            library: Library::new(store.cloned()),
+            engine: LazyEngine::new(move || engine(name)),
+            facts,
+            tile_bytes: TILE_BYTES,
+        })
+    }
+
+    /// The recipe, resolved.
+    pub(super) fn outline(&self) -> Result<Outline<'_>> {
+        Outline::new(Inputs {
+            recipe: &self.recipe,
+            checkpoint: self.checkpoint.clone(),
+            tp: self.tp,
+            library: &self.library,
+            engine: &self.engine,
+            facts: self.facts.as_ref(),
+            tile_bytes: self.tile_bytes,
+        })
+    }
+
+    /// Who builds, for the provenance.
+    ///
+    /// # Errors
+    /// What making the engine says.
+    pub(super) fn provenance(&self, name: EngineName) -> Result<serde_json::Value> {
+        let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        Ok(serde_json::json!({
+            "program": concat!("weightmill ", env!("CARGO_PKG_VERSION")),
+            "engine": name.as_str(),
+            "engine_version": engine(name)?.version(),
+            "target": format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
+            "host": rustix::system::uname().nodename().to_string_lossy(),
+            "built_at_unix_s": seconds,
+            "recipe": self.recipe.name(),
+            "model": model_name(self.checkpoint.path()),
+            "tp_size": self.tp.size,
+            "tp_rank": self.tp.rank,
+        }))
+    }
+}
+
+fn model_name(path: &Path) -> String {
+    let real = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    real.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Facts as the store's weak records.
+struct StoredFacts(Store);
+
+impl FactsCache for StoredFacts {
+    fn load(&self, key: &RecordDigest) -> Option<BTreeMap<String, TensorType>> {
+        let facts: BTreeMap<String, (Dtype, Vec<u64>)> = serde_json::from_value(self.0.facts(key)?).ok()?;
+        facts.into_iter().map(|(role, (dtype, shape))| Some((role, TensorType::new(dtype, shape)?))).collect()
+    }
+
+    fn save(&self, key: &RecordDigest, facts: &BTreeMap<String, TensorType>) {
+        let facts: BTreeMap<&String, (Dtype, &[u64])> =
+            facts.iter().map(|(role, tensor)| (role, (tensor.dtype(), tensor.shape()))).collect();
+        if let Ok(facts) = serde_json::to_value(facts) {
+            // Weak: losing it costs a plan, not a result.
+            let _ = self.0.put_facts(key, &facts);
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Recycled buffers. Fresh memory costs a page fault for every 4 KiB, which is
+//! slower than the copying and hashing done in it.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A free list of buffers, shared by the threads of one execution.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Buffers(Arc<Mutex<Vec<Vec<u8>>>>);
+
+/// A buffer of a wanted length, with arbitrary content, that goes back to its
+/// list when dropped.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    bytes: Vec<u8>,
+    len: usize,
+    home: Buffers,
+}
+
+impl Buffers {
+    /// A buffer of `len` bytes: the smallest free one that is large enough.
+    pub(crate) fn take(&self, len: usize) -> Buffer {
+        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let best = free.iter().enumerate().filter(|(_, b)| b.len() >= len).min_by_key(|(_, b)| b.len());
+        let best = best.map(|(i, _)| i).filter(|&i| free[i].len() / 4 <= len.max(1 << 16));
+        let bytes = best.map(|i| free.swap_remove(i));
+        drop(free);
+        Buffer { bytes: bytes.unwrap_or_else(|| vec![0; len]), len, home: self.clone() }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[..self.len]
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        const KEEP: usize = 64;
+        const KEEP_BYTES: usize = 8 << 20;
+        if self.bytes.len() <= KEEP_BYTES {
+            let mut free = self.home.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if free.len() < KEEP {
+                free.push(std::mem::take(&mut self.bytes));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_come_back_and_have_the_wanted_length() {
+        let buffers = Buffers::default();
+        let first = buffers.take(1 << 20);
+        let address = first.as_ptr();
+        drop(first);
+        let again = buffers.take((1 << 20) - 5);
+        assert_eq!((again.as_ptr(), again.len()), (address, (1 << 20) - 5));
+        assert_eq!(buffers.take(10).len(), 10);
+    }
+}

@@ -1,0 +1,5 @@
+//! The `weightmill` program.
+
+fn main() -> std::process::ExitCode {
+    weightmill::cli::main()
+}
