@@ -71,7 +71,8 @@ fn run(device: &Arc<CudaDevice>, folder: &Path, shape: Shape) -> Result<(), Box<
 
     let mut streamed = Streamer::open(device.clone(), blocks()?, StreamOptions::default())?;
     streamed.pass(|_| Ok(()))?;
-    let copies = (0..REPEATS).map(|_| Ok(streamed.pass(|_| Ok(()))?.ms)).collect::<weightmill::error::Result<Vec<f64>>>()?;
+    let copies =
+        (0..REPEATS).map(|_| Ok(streamed.pass(|_| Ok(()))?.ms)).collect::<weightmill::error::Result<Vec<f64>>>()?;
     let copy_ms = median(copies);
     let (found, total_ms) = forward(&mut streamed, shape)?;
 
@@ -81,13 +82,20 @@ fn run(device: &Arc<CudaDevice>, folder: &Path, shape: Shape) -> Result<(), Box<
     let bytes = (shape.layers * shape.block_bytes()) as f64;
     let flops = 2.0 * (shape.layers * MATRICES * shape.tokens * shape.width * shape.width) as f64;
     let slower = copy_ms.max(compute_ms);
-    println!("{} layers of {} MiB, {} tokens: outputs agree bit for bit", shape.layers, shape.block_bytes() >> 20, shape.tokens);
+    println!(
+        "{} layers of {} MiB, {} tokens: outputs agree bit for bit",
+        shape.layers,
+        shape.block_bytes() >> 20,
+        shape.tokens
+    );
     println!("rung      {}", streamed.report().rung);
     println!("copy      {copy_ms:8.2} ms  {:6.1} GB/s", bytes / copy_ms / 1e6);
     println!("compute   {compute_ms:8.2} ms  {:6.1} TFLOP/s", flops / compute_ms / 1e9);
-    println!("together  {total_ms:8.2} ms  {:.3} of the slower one, {:.0} % of the faster one hidden",
+    println!(
+        "together  {total_ms:8.2} ms  {:.3} of the slower one, {:.0} % of the faster one hidden",
         total_ms / slower,
-        100.0 * (copy_ms + compute_ms - total_ms) / copy_ms.min(compute_ms));
+        100.0 * (copy_ms + compute_ms - total_ms) / copy_ms.min(compute_ms)
+    );
     Ok(())
 }
 
@@ -96,7 +104,8 @@ fn forward(streamer: &mut Streamer<CudaDevice>, shape: Shape) -> Result<(Vec<u8>
     let device = streamer.device().clone();
     let gemm = Gemm::new(streamer.compute_stream().as_raw(), shape)?;
     let activation_bytes = (shape.tokens * shape.width * 2) as u64;
-    let state = [device.allocate(activation_bytes)?, device.allocate(activation_bytes)?, device.allocate(activation_bytes)?];
+    let state =
+        [device.allocate(activation_bytes)?, device.allocate(activation_bytes)?, device.allocate(activation_bytes)?];
     let input = bf16_noise(shape.tokens * shape.width, 0xA11CE, 1.0);
     let mut times = Vec::new();
     for _ in 0..=REPEATS {

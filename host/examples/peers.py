@@ -27,7 +27,7 @@ def safetensors(path):
 def fastsafetensors(path):
     from fastsafetensors import fastsafe_open
 
-    with fastsafe_open(path, device="cuda", nogds=True) as f:
+    with fastsafe_open(path, device="cuda:0", nogds=True) as f:
         return {name: f.get_tensor(name) for name in f.keys()}
 
 

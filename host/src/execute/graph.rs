@@ -71,6 +71,9 @@ struct SpillSlot {
     needed: bool,
     /// Wanted tensors that are not made yet and read it, directly or not.
     readers: AtomicUsize,
+    /// Held while the content is being made. It is a lock of its own because
+    /// making looks at the content.
+    making: Mutex<()>,
     content: Mutex<Option<Arc<Spill>>>,
 }
 
@@ -87,7 +90,12 @@ pub struct Graph {
 impl Graph {
     /// Wires `steps`, whose inputs refer to `checkpoint` and to earlier steps.
     pub fn new(checkpoint: Arc<Checkpoint>, steps: Vec<Step>) -> Self {
-        let slot = |_: &Target| SpillSlot { needed: false, readers: AtomicUsize::new(0), content: Mutex::new(None) };
+        let slot = |_: &Target| SpillSlot {
+            needed: false,
+            readers: AtomicUsize::new(0),
+            making: Mutex::new(()),
+            content: Mutex::new(None),
+        };
         let mut spills: Vec<Vec<SpillSlot>> =
             steps.iter().map(|s| s.plan.targets.iter().map(slot).collect()).collect();
         for (application, step) in steps.iter().enumerate() {
@@ -228,9 +236,11 @@ impl Graph {
     /// come while it is being made wait for it, so they must not be threads
     /// that the making needs.
     pub(super) fn spill_once(&self, id: TargetId, make: impl FnOnce() -> Result<Spill>) -> Result<()> {
-        let mut content = self.spills[id.application][id.target].content.lock().unwrap_or_else(PoisonError::into_inner);
-        if content.is_none() {
-            *content = Some(Arc::new(make()?));
+        let slot = &self.spills[id.application][id.target];
+        let _making = slot.making.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.spilled(id).is_none() {
+            let made = Arc::new(make()?);
+            *slot.content.lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
         }
         Ok(())
     }

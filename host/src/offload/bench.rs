@@ -137,7 +137,8 @@ pub fn bench_h2d<D: Device>(
     if info.registers_read_only {
         bench.stream("stream", only(Rung::A))?;
         if options.verify {
-            bench.stream("stream, verified on the device", StreamOptions { verify_on_device: true, ..only(Rung::A) })?;
+            bench
+                .stream("stream, verified on the device", StreamOptions { verify_on_device: true, ..only(Rung::A) })?;
         }
     }
     if info.registers_writable && options.tmpfs_root.is_some() {
@@ -333,7 +334,8 @@ mod tests {
     #[test]
     fn every_way_of_the_device_is_measured() {
         let model = Model::new(4, 100_000);
-        let options = BenchOptions { samples: 2, threads: vec![1, 2], ..BenchOptions::default() };
+        let stream = StreamOptions { threads: 2, ..StreamOptions::default() };
+        let options = BenchOptions { samples: 2, threads: vec![1, 2], stream, ..BenchOptions::default() };
         let device = Arc::new(HostDevice::new(&[Access::ReadOnly]));
         let report = bench_h2d(&device, || Ok(model.blocks()), &options).unwrap();
         let rungs: Vec<Rung> = report.ways.iter().map(|w| w.rung).collect();

@@ -177,7 +177,9 @@ impl Block {
             free_from = tensor.offset + len;
             let first = leaves.len();
             let leaf = LEAF_BYTES as u64;
-            leaves.extend((0..len).step_by(LEAF_BYTES).map(|at| Leaf { offset: tensor.offset + at, len: leaf.min(len - at) }));
+            leaves.extend(
+                (0..len).step_by(LEAF_BYTES).map(|at| Leaf { offset: tensor.offset + at, len: leaf.min(len - at) }),
+            );
             places.push((index, first..leaves.len()));
         }
         Ok(Block { spec, starts, len_bytes: end, places, leaves })
@@ -254,7 +256,10 @@ mod tests {
         let bytes = vec![5_u8; 100_000];
         BlockSpec {
             name: "b".into(),
-            segments: segments.iter().map(|len| Segment { content: Content::Packed(Arc::new(Nothing)), len: *len }).collect(),
+            segments: segments
+                .iter()
+                .map(|len| Segment { content: Content::Packed(Arc::new(Nothing)), len: *len })
+                .collect(),
             tensors: tensors
                 .iter()
                 .enumerate()
@@ -295,7 +300,8 @@ mod tests {
     #[test]
     fn a_difference_names_tensor_and_bytes() {
         let block = Block::new(spec(&[90_000], &[(0, 300), (512, 40_000)])).unwrap();
-        let mut hashes: Vec<u8> = block.spec.tensors.iter().flat_map(|t| t.leaf_hashes.as_ref().unwrap().as_bytes()).copied().collect();
+        let mut hashes: Vec<u8> =
+            block.spec.tensors.iter().flat_map(|t| t.leaf_hashes.as_ref().unwrap().as_bytes()).copied().collect();
         block.compare(&hashes).unwrap();
         hashes[2 * HASH_BYTES + 3] ^= 1;
         let error = block.compare(&hashes).unwrap_err();

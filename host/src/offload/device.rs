@@ -206,13 +206,13 @@ pub trait Device: Send + Sync + 'static {
     /// nothing is freed or destroyed, because that could hang as well.
     fn abandon(&self) {}
 
-    /// Uploads a list of leaves.
+    /// Uploads lists of leaves, one for each block.
     ///
     /// # Errors
     /// `insufficient_memory`.
-    fn leaf_table(&self, leaves: &[Leaf]) -> Result<Self::LeafTable>;
+    fn leaf_tables(&self, leaves: &[&[Leaf]]) -> Result<Vec<Self::LeafTable>>;
     /// Hashes each leaf with SHA-256 and puts the raw hashes, one after the
-    /// other, into `hashes`, asynchronously.
+    /// other, into `hashes` from `offset` on, asynchronously.
     ///
     /// # Errors
     /// As above.
@@ -222,5 +222,6 @@ pub trait Device: Send + Sync + 'static {
         memory: &Self::Memory,
         leaves: &Self::LeafTable,
         hashes: &Self::Pinned,
+        offset: usize,
     ) -> Result<()>;
 }

@@ -25,7 +25,7 @@ pub struct Faults {
     pub record: Option<u64>,
     /// This waiting on the host fails, as it does after a failure on the device.
     pub synchronize: Option<u64>,
-    /// This allocation of pinned memory fails.
+    /// This allocation of pinned memory fails, and all after it.
     pub pinned: Option<u64>,
     /// A bit flips in pinned memory after this filling of it.
     pub flip_staged: Option<u64>,
@@ -203,7 +203,8 @@ impl<D: Device> Device for FaultyDevice<D> {
     }
 
     fn allocate_pinned(&self, len_bytes: usize) -> Result<FaultyPinned<D::Pinned>> {
-        let strikes = self.strikes(&self.counts.pinned, self.faults.pinned);
+        let now = self.counts.pinned.fetch_add(1, Ordering::Relaxed);
+        let strikes = self.faults.pinned.is_some_and(|at| now >= at);
         self.fail_if(strikes, Code::InsufficientMemory, "allocating pinned memory")?;
         Ok(FaultyPinned {
             inner: self.inner.allocate_pinned(len_bytes)?,
@@ -307,8 +308,8 @@ impl<D: Device> Device for FaultyDevice<D> {
         self.inner.abandon();
     }
 
-    fn leaf_table(&self, leaves: &[Leaf]) -> Result<D::LeafTable> {
-        self.inner.leaf_table(leaves)
+    fn leaf_tables(&self, leaves: &[&[Leaf]]) -> Result<Vec<D::LeafTable>> {
+        self.inner.leaf_tables(leaves)
     }
 
     fn hash_leaves(
@@ -317,7 +318,8 @@ impl<D: Device> Device for FaultyDevice<D> {
         memory: &D::Memory,
         leaves: &D::LeafTable,
         hashes: &FaultyPinned<D::Pinned>,
+        offset: usize,
     ) -> Result<()> {
-        self.inner.hash_leaves(stream, memory, leaves, &hashes.inner)
+        self.inner.hash_leaves(stream, memory, leaves, &hashes.inner, offset)
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::error::{Code, Result};
+use crate::error::{Code, Error, Result};
 
 use super::device::Device;
 use super::options::{Registration, Rung};
@@ -31,7 +31,6 @@ pub(super) struct SourceState<D: Device> {
     pub(super) rung: Rung,
     pub(super) passed_over: Vec<String>,
     pub(super) registrar: Option<Registrar<D>>,
-    pub(super) pinned_bytes: u64,
 }
 
 pub(super) struct Feeder<D: Device> {
@@ -51,12 +50,15 @@ pub(super) struct Feeder<D: Device> {
 }
 
 impl<D: Device> Feeder<D> {
-    pub(super) fn new(shared: Arc<Shared<D>>, sources: Sources<D>, resident: usize) -> (Self, Arc<Mutex<SourceState<D>>>) {
+    pub(super) fn new(
+        shared: Arc<Shared<D>>,
+        sources: Sources<D>,
+        resident: usize,
+    ) -> (Self, Arc<Mutex<SourceState<D>>>) {
         let state = Arc::new(Mutex::new(SourceState {
             rung: sources.rung,
             passed_over: sources.passed_over,
             registrar: sources.registrar,
-            pinned_bytes: 0,
         }));
         let feeder = Feeder {
             free: (0..shared.slots.len() - resident).collect(),
@@ -173,28 +175,14 @@ impl<D: Device> Feeder<D> {
 
     fn staging(&mut self) -> Result<&Staging<D>> {
         if self.staging.is_none() {
-            let options = &self.shared.options;
             let rung = match lock(&self.state).rung {
                 Rung::D => Rung::D,
-                _ if self.staging_budget < 2 * options.chunk_bytes => Rung::D,
+                _ if self.staging_budget < 2 * self.shared.options.chunk_bytes => Rung::D,
                 _ => Rung::C,
             };
-            let staging = match Staging::start(&self.shared, rung, self.staging_budget) {
-                Err(error) if error.code() == Code::InsufficientMemory && options.only.is_none() => {
-                    lock(&self.state).passed_over.push(format!("{}: {}", Rung::C, error.message()));
-                    Staging::start(&self.shared, Rung::D, 0)?
-                }
-                started => started?,
-            };
-            let mut state = lock(&self.state);
-            state.pinned_bytes = staging.pinned_bytes();
-            if state.registrar.is_none() && staging.pinned_bytes() == 0 {
-                state.rung = Rung::D;
-            }
-            drop(state);
-            self.staging = Some(staging);
+            self.staging = Some(Staging::start(&self.shared, rung, self.staging_budget)?);
         }
-        self.staging.as_ref().ok_or_else(|| crate::error::Error::io("staging", "it was not started"))
+        self.staging.as_ref().ok_or_else(|| Error::io("staging", "it was not started"))
     }
 }
 

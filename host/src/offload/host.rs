@@ -341,8 +341,8 @@ impl Device for HostDevice {
         Ok(())
     }
 
-    fn leaf_table(&self, leaves: &[Leaf]) -> Result<HostLeafTable> {
-        Ok(HostLeafTable(leaves.into()))
+    fn leaf_tables(&self, leaves: &[&[Leaf]]) -> Result<Vec<HostLeafTable>> {
+        Ok(leaves.iter().map(|leaves| HostLeafTable((*leaves).into())).collect())
     }
 
     fn hash_leaves(
@@ -351,15 +351,16 @@ impl Device for HostDevice {
         memory: &HostMemory,
         leaves: &HostLeafTable,
         hashes: &HostPinned,
+        offset: usize,
     ) -> Result<()> {
         let (memory, leaves, hashes) = (memory.bytes.clone(), leaves.0.clone(), hashes.0.clone());
         stream.push(Step::Work(Box::new(move || {
             let memory = memory.read().unwrap_or_else(PoisonError::into_inner);
+            let hash = |leaf: &Leaf| sha256(&memory[leaf.offset as usize..][..leaf.len as usize]);
+            // Not under the lock of `hashes`, which holds other blocks' as well.
+            let found: Vec<[u8; HASH_BYTES]> = leaves.par_iter().map(hash).collect();
             let mut hashes = hashes.write().unwrap_or_else(PoisonError::into_inner);
-            hashes.par_chunks_exact_mut(HASH_BYTES).zip(leaves.par_iter()).for_each(|(hash, leaf)| {
-                let at = leaf.offset as usize;
-                hash.copy_from_slice(&sha256(&memory[at..at + leaf.len as usize]));
-            });
+            hashes[offset..offset + found.len() * HASH_BYTES].copy_from_slice(found.as_flattened());
             Ok(())
         })))
     }

@@ -25,7 +25,7 @@
 //! | --- | --- |
 //! | `block` | what is streamed |
 //! | `device`, `host`, `cuda`, `faulty` | the device trait and the devices |
-//! | `ranges`, `budget`, `probe`, `registrar`, `table`, `shared_copy`, `sources` | registration |
+//! | `ranges`, `budget`, `probe`, `registrar`, `node_lock`, `table`, `shared_copy`, `sources` | registration |
 //! | `staging` | pinned and pageable buffers |
 //! | `shared`, `feeder`, `streamer`, `handle` | streaming |
 //! | `options`, `trace`, `bench` | options and reports, time line, measurements |
@@ -39,6 +39,7 @@ mod faulty;
 mod feeder;
 mod handle;
 mod host;
+mod node_lock;
 mod options;
 mod probe;
 mod ranges;
@@ -55,12 +56,11 @@ pub use block::{BlockSpec, Content, LeafHashes, Pack, PlacedTensor, SEGMENT_ALIG
 pub use budget::{CgroupRoom, PinBudget};
 pub use cuda::{CudaDevice, CudaEvent, CudaMemory, CudaPinned, CudaStream, exit_without_cleanup};
 pub use device::{Access, Device, DeviceInfo, Leaf, Memory, Pinned};
-pub use faulty::{Called, FaultyDevice, Faults};
+pub use faulty::{Called, Faults, FaultyDevice};
 pub use handle::{DeviceBlock, TensorView};
 pub use host::{HostDevice, HostMemory};
-pub use options::{
-    Fatal, NodeLock, PassReport, RegisterWhen, Registration, Rung, StreamOptions, StreamReport, VerifyReport,
-};
+pub use node_lock::NodeLock;
+pub use options::{Fatal, PassReport, RegisterWhen, Registration, Rung, StreamOptions, StreamReport, VerifyReport};
 pub use probe::{PROBE_SUBCOMMAND, Probe, ProbeFolder, ProbeOutcome, ProbeRecords, probe_child_main};
 pub use ranges::{PAGE_BYTES, PageRange};
 pub use streamer::{Pass, Streamer};

@@ -10,6 +10,7 @@ use crate::error::{Code, Error, Result};
 use crate::progress::Progress;
 
 use super::device::DeviceInfo;
+use super::node_lock::NodeLock;
 use super::probe::Probe;
 use super::ranges::PAGE_BYTES;
 use super::trace::Trace;
@@ -64,15 +65,6 @@ pub enum RegisterWhen {
     AsNeeded,
 }
 
-/// A lock that serialises the registrations of a node's processes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeLock {
-    /// The lock file; made if it is not there, never removed.
-    pub path: PathBuf,
-    /// How long to wait for it.
-    pub timeout: Duration,
-}
-
 /// What happens when memory stays registered that must not: the process ends.
 pub type Fatal = Arc<dyn Fn(&Error) + Send + Sync>;
 
@@ -94,7 +86,8 @@ pub struct StreamOptions {
     pub pin_limit_bytes: Option<u64>,
     /// The most that one registration holds, a multiple of 4 KiB.
     pub registration_bytes: u64,
-    /// Threads that fill page tables ahead of the registering thread.
+    /// Threads that fill page tables ahead of the registering thread. One or
+    /// two make registering as needed a fifth faster; more get into its way.
     pub populate_threads: usize,
     /// How long one registration may take before it counts as hung.
     pub registration_timeout: Duration,
@@ -109,7 +102,8 @@ pub struct StreamOptions {
     pub staging_bytes: u64,
     /// Bytes of one staging buffer.
     pub chunk_bytes: u64,
-    /// Threads that fill staging buffers; 0 means one a core.
+    /// Threads that fill staging buffers; 0 means one a core, up to 12, which
+    /// is where one link is full.
     pub threads: usize,
     /// Hash what arrived, on the device, before the consumer gets a block.
     pub verify_on_device: bool,
@@ -136,7 +130,7 @@ impl Default for StreamOptions {
             register_when: RegisterWhen::AtOpen,
             pin_limit_bytes: None,
             registration_bytes: 1 << 30,
-            populate_threads: 4,
+            populate_threads: 2,
             registration_timeout: Duration::from_secs(60),
             tmpfs_root: None,
             node_lock: None,
@@ -167,16 +161,14 @@ impl StreamOptions {
     /// The number of staging threads that `threads` means.
     pub(super) fn staging_threads(&self) -> usize {
         match self.threads {
-            0 => std::thread::available_parallelism().map_or(4, usize::from),
+            0 => std::thread::available_parallelism().map_or(4, usize::from).min(12),
             n => n,
         }
     }
 
     pub(super) fn cancelled(&self) -> Result<()> {
         match &self.progress {
-            Some(progress) if progress.cancelled() => {
-                Err(Error::new(Code::Interrupted, "streaming was asked to stop"))
-            }
+            Some(progress) if progress.cancelled() => Err(Error::new(Code::Interrupted, "streaming was asked to stop")),
             _ => Ok(()),
         }
     }

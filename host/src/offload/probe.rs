@@ -137,9 +137,10 @@ impl Probe {
         };
         match outcome {
             ProbeOutcome::Works => Ok(()),
-            ProbeOutcome::Refused { message } => {
-                Err(Error::new(Code::RegistrationFailed, format!("the probe of the first registration failed: {message}")))
-            }
+            ProbeOutcome::Refused { message } => Err(Error::new(
+                Code::RegistrationFailed,
+                format!("the probe of the first registration failed: {message}"),
+            )),
             ProbeOutcome::Hung => Err(Error::new(
                 Code::RegistrationHung,
                 format!("the probe of the first registration did not return within {} s", self.timeout.as_secs()),
@@ -243,9 +244,7 @@ fn probe_here<D: Device>(open: impl FnOnce(usize) -> Result<D>, arguments: &[OsS
     let path = Path::new(path);
     let failed = |e| Error::io(format_args!("opening {}", path.display()), e);
     let (map, access) = match access.to_str() {
-        Some("read-only") => {
-            (FileMap::read_only(Arc::new(File::open(path).map_err(failed)?), path)?, Access::ReadOnly)
-        }
+        Some("read-only") => (FileMap::read_only(Arc::new(File::open(path).map_err(failed)?), path)?, Access::ReadOnly),
         Some("read-write") => {
             let file = File::options().read(true).write(true).open(path).map_err(failed)?;
             (FileMap::writable(Arc::new(file), path)?, Access::ReadWrite)

@@ -126,8 +126,7 @@ mod tests {
                     for lb in lens {
                         let set = [(a, la), (b, lb)];
                         let found = coalesce(&set).unwrap();
-                        let covered: Vec<u64> =
-                            found.iter().flat_map(|r| r.start() / 4096..r.end() / 4096).collect();
+                        let covered: Vec<u64> = found.iter().flat_map(|r| r.start() / 4096..r.end() / 4096).collect();
                         assert_eq!(covered, pages(&set), "{set:?}");
                         assert!(found.windows(2).all(|w| w[0].end() < w[1].start()), "{set:?}");
                     }

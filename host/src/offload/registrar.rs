@@ -10,10 +10,9 @@
 //! that order, and they are taken back in reverse. A mapping is unmapped only
 //! after all its ranges are unregistered; where that fails, it stays mapped.
 
-use std::fs::File;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,14 +20,12 @@ use crate::error::{Code, Error, Result};
 use crate::mapping::FileMap;
 
 use super::device::{Access, Device};
-use super::options::{NodeLock, StreamOptions};
+use super::options::{RegisterWhen, StreamOptions};
 use super::ranges::PageRange;
 use super::trace::Track;
 
 /// Page tables are filled in pieces of this size, so that threads can be stopped.
 const POPULATE_BYTES: u64 = 16 << 20;
-/// How often the node's lock is tried.
-const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// One registration.
 #[derive(Clone)]
@@ -120,9 +117,13 @@ impl<D: Device> Registrar<D> {
             return Ok(());
         }
         let _serialised = match &self.options.node_lock {
-            Some(lock) => Some(take(lock)?),
+            Some(lock) => Some(lock.take("registering memory")?),
             None => None,
         };
+        let progress = self.options.progress.clone().filter(|_| self.options.register_when == RegisterWhen::AtOpen);
+        if let Some(progress) = &progress {
+            progress.stage("register", self.jobs[self.next..count].iter().map(|j| j.range.len()).sum());
+        }
         while self.next < count {
             self.options.cancelled()?;
             let start = Instant::now();
@@ -132,9 +133,13 @@ impl<D: Device> Registrar<D> {
             if let Some(trace) = &self.options.trace {
                 trace.host(Track::Registration, &name_of(&job), start, job.range.len());
             }
-            answer.map_err(|e| e.context(format_args!("registering range {} of {}", self.next + 1, self.jobs.len())))?;
+            answer
+                .map_err(|e| e.context(format_args!("registering range {} of {}", self.next + 1, self.jobs.len())))?;
             self.registered.push(self.next);
             self.next += 1;
+            if let Some(progress) = &progress {
+                progress.advance(job.range.len());
+            }
         }
         if self.next == self.jobs.len() {
             self.populate = None;
@@ -254,29 +259,6 @@ fn name_of(job: &Job) -> String {
     format!("{}, bytes {}..{}", job.map.path().display(), job.range.start(), job.range.end())
 }
 
-/// Takes the node's lock; dropping the file releases it.
-fn take(lock: &NodeLock) -> Result<File> {
-    let failed = |e| Error::io(format_args!("opening the lock {}", lock.path.display()), e);
-    let file = File::options().create(true).append(true).open(&lock.path).map_err(failed)?;
-    let start = Instant::now();
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(file),
-            Err(std::fs::TryLockError::WouldBlock) if start.elapsed() < lock.timeout => {
-                std::thread::sleep(LOCK_PAUSE);
-            }
-            Err(std::fs::TryLockError::WouldBlock) => {
-                return Err(Error::new(
-                    Code::LockTimeout,
-                    format!("another process was registering memory for more than {:?}", lock.timeout),
-                )
-                .hint(format!("see who holds {}", lock.path.display())));
-            }
-            Err(std::fs::TryLockError::Error(e)) => return Err(failed(e)),
-        }
-    }
-}
-
 /// Threads that fill page tables ahead of the registering thread. Pinning
 /// pages whose page tables are there is several times faster, and unlike the
 /// registration itself this can be done by several threads.
@@ -290,7 +272,9 @@ impl Populate {
         let pieces: Arc<[(usize, u64)]> = jobs
             .iter()
             .enumerate()
-            .flat_map(|(i, job)| (job.range.start()..job.range.end()).step_by(POPULATE_BYTES as usize).map(move |at| (i, at)))
+            .flat_map(|(i, job)| {
+                (job.range.start()..job.range.end()).step_by(POPULATE_BYTES as usize).map(move |at| (i, at))
+            })
             .collect();
         if count == 0 || pieces.is_empty() {
             return Ok(None);

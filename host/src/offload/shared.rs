@@ -29,7 +29,8 @@ pub(super) struct Slot<D: Device> {
     pub(super) release: D::Event,
     /// On the verify stream: the hashes are there.
     pub(super) verified: D::Event,
-    pub(super) hashes: Option<D::Pinned>,
+    /// Its part of [`Shared::hashes`].
+    pub(super) hashes_at: usize,
 }
 
 /// What the feeder's side tells the consumer's.
@@ -56,6 +57,8 @@ pub(super) struct Shared<D: Device> {
     pub(super) blocks: Vec<Block>,
     /// For each block, its leaves on the device, if blocks are verified.
     pub(super) tables: Vec<D::LeafTable>,
+    /// Where the hashes of what is in the slots arrive.
+    pub(super) hashes: Option<D::Pinned>,
     /// First the rotating ones, then one for each resident block.
     pub(super) slots: Vec<Slot<D>>,
     pub(super) copy: D::Stream,
@@ -67,6 +70,8 @@ pub(super) struct Shared<D: Device> {
     pub(super) failed: AtomicBool,
     pub(super) h2d_bytes: AtomicU64,
     pub(super) h2d_copies: AtomicU64,
+    /// Of staging buffers.
+    pub(super) pinned_bytes: AtomicU64,
     pub(super) to_consumer: Sender<Message>,
     pub(super) timeline: Option<Timeline<D>>,
 }
@@ -80,6 +85,17 @@ impl<D: Device> Shared<D> {
     pub(super) fn fail(&self, error: Error) {
         self.failed.store(true, Ordering::Relaxed);
         self.to_consumer.send(Message::Failed(error)).ok();
+    }
+
+    /// Waits for the hashes of what is in a slot and compares them with the
+    /// block's.
+    pub(super) fn check_hashes(&self, slot: &Slot<D>, block: &Block) -> Result<()> {
+        let Some(hashes) = &self.hashes else { return Ok(()) };
+        self.device.synchronize_event(&slot.verified)?;
+        let mut compared = Ok(());
+        let len = block.leaves.len() * HASH_BYTES;
+        hashes.read(&mut |bytes| compared = block.compare(&bytes[slot.hashes_at..slot.hashes_at + len]));
+        compared
     }
 
     pub(super) fn largest_segment(&self) -> u64 {
@@ -109,7 +125,16 @@ impl<D: Device> Delivery<D> {
             None => None,
         };
         let pending = AtomicUsize::new(1);
-        Ok(Delivery { sequence, epoch, block, slot, pending, bytes: 0.into(), copies: 0.into(), began: Mutex::new(began) })
+        Ok(Delivery {
+            sequence,
+            epoch,
+            block,
+            slot,
+            pending,
+            bytes: 0.into(),
+            copies: 0.into(),
+            began: Mutex::new(began),
+        })
     }
 
     pub(super) fn expect_one_more(&self) {
@@ -152,13 +177,13 @@ impl<D: Device> Delivery<D> {
         if let (Some(timeline), Some(began)) = (&shared.timeline, began) {
             timeline.end(device, &shared.copy, Track::Copy, name, began, bytes)?;
         }
-        if let (Some(hashes), Some(table)) = (&slot.hashes, shared.tables.get(self.block)) {
+        if let (Some(hashes), Some(table)) = (&shared.hashes, shared.tables.get(self.block)) {
             device.wait(&shared.verify, &slot.ready)?;
             let began = match &shared.timeline {
                 Some(timeline) => Some(timeline.mark(device, &shared.verify)?),
                 None => None,
             };
-            device.hash_leaves(&shared.verify, &slot.memory, table, hashes)?;
+            device.hash_leaves(&shared.verify, &slot.memory, table, hashes, slot.hashes_at)?;
             device.record(&slot.verified, &shared.verify)?;
             if let (Some(timeline), Some(began)) = (&shared.timeline, began) {
                 timeline.end(device, &shared.verify, Track::Verify, name, began, bytes)?;
@@ -174,17 +199,6 @@ impl<D: Device> Delivery<D> {
         };
         shared.to_consumer.send(Message::Ready(ready)).ok();
         Ok(())
-    }
-}
-
-impl<D: Device> Slot<D> {
-    /// Waits for the slot's hashes and compares them with the block's.
-    pub(super) fn check_hashes(&self, device: &D, block: &Block) -> Result<()> {
-        let Some(hashes) = &self.hashes else { return Ok(()) };
-        device.synchronize_event(&self.verified)?;
-        let mut compared = Ok(());
-        hashes.read(&mut |bytes| compared = block.compare(&bytes[..block.leaves.len() * HASH_BYTES]));
-        compared
     }
 }
 

@@ -11,14 +11,19 @@ use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::digest::RecordDigest;
 use crate::error::{Code, Error, Result};
 use crate::mapping::FileMap;
 
+use super::node_lock::NodeLock;
+
 /// `f_type` of tmpfs.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const BUFFER_BYTES: usize = 4 << 20;
+/// How long another process may take to make its copies.
+const COPY_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The shared copy of `file` under `root`, made if it is not there, mapped
 /// writable. A file that is in tmpfs itself and that this process may write to
@@ -26,7 +31,7 @@ const BUFFER_BYTES: usize = 4 << 20;
 ///
 /// # Errors
 /// `unsupported_filesystem` if `root` is not tmpfs; `insufficient_memory` if
-/// the copy does not fit; `io_error`.
+/// the copy does not fit; `lock_timeout`; `io_error`.
 pub(super) fn map_shared_copy(root: &Path, file: &File, path: &Path) -> Result<FileMap> {
     let failed = |what: &Path| {
         let what = what.display().to_string();
@@ -59,8 +64,7 @@ pub(super) fn map_shared_copy(root: &Path, file: &File, path: &Path) -> Result<F
         return FileMap::writable(Arc::new(copy), target);
     }
     // One process copies, the others wait for it.
-    let lock = File::options().create(true).append(true).open(root.join("lock")).map_err(failed(root))?;
-    lock.lock().map_err(failed(root))?;
+    let _copying = NodeLock { path: root.join("lock"), timeout: COPY_TIMEOUT }.take("copying into tmpfs")?;
     if let Some(copy) = open_copy(&target, stat.len()) {
         return FileMap::writable(Arc::new(copy), target);
     }

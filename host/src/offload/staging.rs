@@ -9,11 +9,12 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 
 use super::device::{Device, Pinned};
 use super::options::Rung;
@@ -34,7 +35,6 @@ pub(super) struct Task<D: Device> {
 pub(super) struct Staging<D: Device> {
     queue: Arc<Queue<D>>,
     threads: Vec<JoinHandle<()>>,
-    pinned_bytes: u64,
     chunk: usize,
 }
 
@@ -43,9 +43,11 @@ struct Queue<D: Device> {
     changed: Condvar,
 }
 
-/// What a thread stages through.
+/// What a thread stages through. Pinned buffers are allocated when they are
+/// first needed, so that the first copies do not wait for all of them; a
+/// thread that gets none falls back to ordinary memory.
 enum Buffers<D: Device> {
-    Pinned { ring: Vec<(D::Pinned, D::Event)>, next: usize },
+    Pinned { ring: Vec<(D::Pinned, D::Event)>, next: usize, depth: usize },
     Pageable(Vec<u8>),
 }
 
@@ -55,35 +57,20 @@ impl<D: Device> Staging<D> {
         let options = &shared.options;
         let chunk = usize::try_from(options.chunk_bytes.min(shared.largest_segment())).unwrap_or(usize::MAX);
         let queue = Arc::new(Queue { tasks: Mutex::new((VecDeque::new(), false)), changed: Condvar::new() });
-        let mut staging = Staging { queue, threads: Vec::new(), pinned_bytes: 0, chunk: chunk.max(1) };
+        let mut staging = Staging { queue, threads: Vec::new(), chunk: chunk.max(1) };
         let (threads, depth) = match rung {
-            Rung::D => (1, 1),
+            Rung::D => (1, 0),
             _ => ring_depth(budget, options, options.staging_threads()),
         };
         for _ in 0..threads {
-            let buffers = match rung {
-                Rung::D => Buffers::Pageable(vec![0; chunk]),
-                _ => {
-                    let mut ring = Vec::with_capacity(depth);
-                    for _ in 0..depth {
-                        ring.push((shared.device.allocate_pinned(chunk)?, shared.device.event(false)?));
-                        staging.pinned_bytes += chunk as u64;
-                    }
-                    Buffers::Pinned { ring, next: 0 }
-                }
-            };
-            let (queue, shared) = (staging.queue.clone(), shared.clone());
+            let (queue, shared, chunk) = (staging.queue.clone(), shared.clone(), staging.chunk);
             let thread = std::thread::Builder::new()
                 .name("staging".into())
-                .spawn(move || work(&queue, &shared, buffers))
+                .spawn(move || work(&queue, &shared, Buffers::new(depth, chunk), chunk))
                 .map_err(|e| Error::io("starting a staging thread", e))?;
             staging.threads.push(thread);
         }
         Ok(staging)
-    }
-
-    pub(super) fn pinned_bytes(&self) -> u64 {
-        self.pinned_bytes
     }
 
     /// Queues a segment of `delivery`'s block, in tasks of one buffer each.
@@ -126,13 +113,13 @@ impl<D: Device> Queue<D> {
     }
 }
 
-fn work<D: Device>(queue: &Queue<D>, shared: &Shared<D>, mut buffers: Buffers<D>) {
+fn work<D: Device>(queue: &Queue<D>, shared: &Shared<D>, mut buffers: Buffers<D>, chunk: usize) {
     while let Some(task) = queue.pop() {
         // Once the stream has failed, or stops, tasks are only counted off.
         let done = match shared.is_stopping() {
             true => Ok(0),
             // A panic of a packing source must reach the consumer as an error.
-            false => catch_unwind(AssertUnwindSafe(|| stage(shared, &task, &mut buffers)))
+            false => catch_unwind(AssertUnwindSafe(|| stage(shared, &task, &mut buffers, chunk)))
                 .unwrap_or_else(|_| Err(Error::io("packing a block", "the source of its bytes panicked")))
                 .map(|()| task.len as u64),
         };
@@ -140,19 +127,51 @@ fn work<D: Device>(queue: &Queue<D>, shared: &Shared<D>, mut buffers: Buffers<D>
     }
 }
 
-fn stage<D: Device>(shared: &Shared<D>, task: &Task<D>, buffers: &mut Buffers<D>) -> Result<()> {
+impl<D: Device> Buffers<D> {
+    fn new(depth: usize, chunk: usize) -> Self {
+        match depth {
+            0 => Buffers::Pageable(vec![0; chunk]),
+            _ => Buffers::Pinned { ring: Vec::with_capacity(depth), next: 0, depth },
+        }
+    }
+
+    /// Makes sure that the next buffer is there.
+    fn grow(&mut self, shared: &Shared<D>, chunk: usize) -> Result<()> {
+        let Buffers::Pinned { ring, next, depth } = self else { return Ok(()) };
+        if *next < ring.len() {
+            return Ok(());
+        }
+        match shared.device.allocate_pinned(chunk) {
+            Ok(pinned) => {
+                ring.push((pinned, shared.device.event(false)?));
+                shared.pinned_bytes.fetch_add(chunk as u64, Ordering::Relaxed);
+            }
+            Err(error) if error.code() != Code::InsufficientMemory || shared.options.only == Some(Rung::C) => {
+                return Err(error);
+            }
+            Err(_) if ring.is_empty() => *self = Buffers::new(0, chunk),
+            Err(_) => {
+                *depth = ring.len();
+                *next = 0;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn stage<D: Device>(shared: &Shared<D>, task: &Task<D>, buffers: &mut Buffers<D>, chunk: usize) -> Result<()> {
     let content = &shared.blocks[task.delivery.block].spec.segments[task.segment].content;
     let memory = &shared.slots[task.delivery.slot].memory;
     let device = &shared.device;
+    buffers.grow(shared, chunk)?;
     match buffers {
         Buffers::Pageable(buffer) => {
             content.read(task.offset, &mut buffer[..task.len])?;
             device.copy_pageable(&shared.copy, &buffer[..task.len], memory, task.to)
         }
-        Buffers::Pinned { ring, next } => {
-            let count = ring.len();
+        Buffers::Pinned { ring, next, depth } => {
             let (pinned, event) = &mut ring[*next];
-            *next = (*next + 1) % count;
+            *next = (*next + 1) % *depth;
             device.synchronize_event(event)?;
             let start = Instant::now();
             pinned.fill(&mut |bytes| content.read(task.offset, &mut bytes[..task.len]))?;

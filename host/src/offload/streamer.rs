@@ -12,10 +12,10 @@ use crate::digest::HASH_BYTES;
 use crate::error::{Code, Error, Result};
 
 use super::block::{Block, BlockSpec};
-use super::device::{Device, DeviceInfo, Memory};
+use super::device::{Device, DeviceInfo, Leaf, Memory};
 use super::feeder::{Command, Feeder, SourceState, lock};
 use super::handle::DeviceBlock;
-use super::options::{PassReport, StreamOptions, StreamReport, VerifyReport, device_text};
+use super::options::{PassReport, Rung, StreamOptions, StreamReport, VerifyReport, device_text};
 use super::shared::{Message, Ready, Shared, Slot, Timeline};
 use super::sources::Sources;
 
@@ -126,17 +126,18 @@ impl<D: Device> Streamer<D> {
             .collect();
         let memories = device.allocate_all(&sizes.iter().map(|(bytes, _)| (*bytes).max(1)).collect::<Vec<_>>())?;
         let mut slots = Vec::with_capacity(sizes.len());
+        let mut hash_bytes = 0;
         for (memory, (_, leaves)) in memories.into_iter().zip(sizes) {
-            let hashes = match options.verify_on_device {
-                true => Some(device.allocate_pinned((leaves as usize * HASH_BYTES).max(1))?),
-                false => None,
-            };
             let (ready, release, verified) = (device.event(false)?, device.event(false)?, device.event(false)?);
-            slots.push(Slot { memory, ready, release, verified, hashes });
+            slots.push(Slot { memory, ready, release, verified, hashes_at: hash_bytes });
+            hash_bytes += leaves as usize * HASH_BYTES;
         }
-        let tables = match options.verify_on_device {
-            true => blocks.iter().map(|b| device.leaf_table(&b.leaves)).collect::<Result<_>>()?,
-            false => Vec::new(),
+        let (tables, hashes) = match options.verify_on_device {
+            true => {
+                let leaves: Vec<&[Leaf]> = blocks.iter().map(|b| b.leaves.as_slice()).collect();
+                (device.leaf_tables(&leaves)?, Some(device.allocate_pinned(hash_bytes.max(1))?))
+            }
+            false => (Vec::new(), None),
         };
         let (copy, verify, compute) = (device.stream()?, device.stream()?, device.stream()?);
         let timeline = match &options.trace {
@@ -148,6 +149,7 @@ impl<D: Device> Streamer<D> {
             options,
             blocks,
             tables,
+            hashes,
             slots,
             copy,
             verify,
@@ -157,6 +159,7 @@ impl<D: Device> Streamer<D> {
             failed: false.into(),
             h2d_bytes: 0.into(),
             h2d_copies: 0.into(),
+            pinned_bytes: 0.into(),
             to_consumer,
             timeline,
         })
@@ -195,6 +198,11 @@ impl<D: Device> Streamer<D> {
         }
         self.command(Command::Pass(self.shared.epoch.load(Ordering::Acquire)))?;
         consumer.in_pass = true;
+        if let Some(progress) = &self.shared.options.progress {
+            let to_come = |b: &usize| consumer.loaded.get(*b) != Some(&true);
+            let bytes = (0..self.block_count()).filter(to_come).map(|b| self.shared.blocks[b].len_bytes).sum();
+            progress.stage("stream", bytes);
+        }
         Ok(Pass { streamer: self, start: Instant::now(), position: 0, report: PassReport::default() })
     }
 
@@ -342,7 +350,7 @@ impl<D: Device> Streamer<D> {
     fn check(&self, ready: &Ready) -> Result<()> {
         let (shared, block, slot) = (&self.shared, &self.shared.blocks[ready.block], &self.shared.slots[ready.slot]);
         if shared.options.verify_on_device {
-            slot.check_hashes(&*shared.device, block)?;
+            shared.check_hashes(slot, block)?;
             self.verified_blocks.fetch_add(1, Ordering::Relaxed);
             self.verified_leaves.fetch_add(block.leaves.len() as u64, Ordering::Relaxed);
         }
@@ -377,10 +385,14 @@ impl<D: Device> Streamer<D> {
         let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
         StreamReport {
             device: device_text(self.shared.device.info()),
-            rung: sources.rung,
+            rung: match sources.rung {
+                // Every staging thread had to make do with ordinary memory.
+                Rung::C if count(&self.shared.h2d_copies) > 0 && count(&self.shared.pinned_bytes) == 0 => Rung::D,
+                rung => rung,
+            },
             passed_over: sources.passed_over.clone(),
             registered_bytes: sources.registrar.as_ref().map_or(0, |r| r.registered_bytes()),
-            pinned_bytes: sources.pinned_bytes,
+            pinned_bytes: count(&self.shared.pinned_bytes),
             device_bytes: self.shared.slots.iter().map(|s| s.memory.len_bytes()).sum(),
             register_ms: sources.registrar.as_ref().map_or(0.0, |r| r.spent_ms()),
             h2d_bytes: count(&self.shared.h2d_bytes),

@@ -11,12 +11,15 @@ use crate::mapping::FileMap;
 use super::device::{Access, DeviceInfo};
 use super::ranges::{PAGE_BYTES, PageRange};
 
-/// The registered ranges of a device, by mapping and first byte.
+/// By the mapping's address and the range's first byte.
+type Ranges = BTreeMap<(usize, u64), (PageRange, Weak<FileMap>)>;
+
+/// The registered ranges of a device.
 #[derive(Default)]
-pub(super) struct RegistrationTable(Mutex<BTreeMap<(usize, u64), (PageRange, Weak<FileMap>)>>);
+pub(super) struct RegistrationTable(Mutex<Ranges>);
 
 impl RegistrationTable {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(usize, u64), (PageRange, Weak<FileMap>)>> {
+    fn lock(&self) -> MutexGuard<'_, Ranges> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -110,7 +110,8 @@ impl<B: Backend> Calls<B> {
         match call(&mut instance) {
             Ok(reply) => Ok((reply, fuel - instance.fuel_left().min(fuel))),
             Err(stop) => {
-                let last_words = matches!(stop, Stop::Trap(_)).then(|| panic_text(instance.memory(), self.panic_buffer));
+                let last_words =
+                    matches!(stop, Stop::Trap(_)).then(|| panic_text(instance.memory(), self.panic_buffer));
                 Err(explain(stop, fuel, last_words.flatten()))
             }
         }
@@ -167,7 +168,7 @@ fn allocate(instance: &mut impl Instance, len: u32) -> Result<u32, Stop> {
             .hint("its allocator returned 0; smaller tiles need less memory")
             .into());
     }
-    if ptr as usize % ALIGN != 0 {
+    if !(ptr as usize).is_multiple_of(ALIGN) {
         return Err(bad_abi(format!("wm_alloc returned {ptr:#x}, which is not a multiple of {ALIGN}")).into());
     }
     if u64::from(ptr) + u64::from(len) > size {
@@ -251,8 +252,10 @@ fn explain(stop: Stop, fuel: u64, last_words: Option<String>) -> Error {
             Code::ModuleTrapped,
             format!("the module trapped: its calls nest deeper than a stack of {} bytes", Limits::STACK_BYTES),
         ),
-        Stop::OutOfFuel => Error::new(Code::ModuleOutOfFuel, format!("the module used all of its {fuel} units of fuel"))
-            .hint("it may be in an endless loop; a tile's fuel grows with 'fuel_per_byte' in the module's metadata"),
+        Stop::OutOfFuel => {
+            Error::new(Code::ModuleOutOfFuel, format!("the module used all of its {fuel} units of fuel"))
+                .hint("it may be in an endless loop; a tile's fuel grows with 'fuel_per_byte' in the module's metadata")
+        }
         Stop::Growth(Refusal::Memory { desired_bytes, limit_bytes }) => Error::new(
             Code::ModuleOutOfMemory,
             format!("the module asked for {desired_bytes} bytes of memory, the limit is {limit_bytes}"),
@@ -296,7 +299,10 @@ impl Layout {
         let out = place(u64::from(tile.out_len));
         let starts: Vec<u64> = tile.windows.iter().map(|len| place(u64::from(*len))).collect();
         let too_large = || {
-            Error::new(Code::ModuleBadPlan, format!("a tile with its parameters takes {end} bytes, too many to address"))
+            Error::new(
+                Code::ModuleBadPlan,
+                format!("a tile with its parameters takes {end} bytes, too many to address"),
+            )
         };
         let small = |at: u64| u32::try_from(at).map_err(|_| too_large());
         let windows =
@@ -419,7 +425,8 @@ mod tests {
     fn refusals_are_strict_and_printable() {
         let error = refusal(br#"{"kind":"data","role":"w","index":9,"message":"a\nb\u202ec"}"#).unwrap();
         assert_eq!(error.message, "a\\nb\\u{202e}c");
-        for text in ["", "{}", "[1]", r#"{"kind":"params","message":"x"}"#, r#"{"kind":"data","message":"x","more":1}"#] {
+        for text in ["", "{}", "[1]", r#"{"kind":"params","message":"x"}"#, r#"{"kind":"data","message":"x","more":1}"#]
+        {
             assert_eq!(refusal(text.as_bytes()).unwrap_err().code(), Code::ModuleBadAnswer, "{text}");
         }
         assert!(refusal(b"{\"kind\":\"data\",\"message\":\"\xFF\"}").is_err());

@@ -53,9 +53,7 @@ impl Exports {
             let export = wasmparser::Export { name: &entry.name, kind: entry.kind, index: entry.index };
             let ty = match types.entity_type_from_export(&export) {
                 Some(EntityType::Func(id)) => Type::Function(types[id].unwrap_func().clone()),
-                Some(EntityType::Global(ty)) => {
-                    Type::Global(ty, globals.get(entry.index as usize).copied().flatten())
-                }
+                Some(EntityType::Global(ty)) => Type::Global(ty, globals.get(entry.index as usize).copied().flatten()),
                 _ => Type::Other,
             };
             entry.ty = Some(ty);
@@ -115,8 +113,7 @@ impl Exports {
 
     fn function(&self, name: &str, parameters: &[ValType], results: &[ValType]) -> Result<()> {
         let expected = || signature(parameters, results);
-        let entry =
-            self.find(name).ok_or_else(|| bad_abi(format!("it does not export '{name}', {}", expected())))?;
+        let entry = self.find(name).ok_or_else(|| bad_abi(format!("it does not export '{name}', {}", expected())))?;
         match &entry.ty {
             Some(Type::Function(ty)) if ty.params() == parameters && ty.results() == results => Ok(()),
             Some(Type::Function(ty)) => Err(bad_abi(format!(
@@ -124,11 +121,7 @@ impl Exports {
                 signature(ty.params(), ty.results()),
                 expected()
             ))),
-            _ => Err(bad_abi(format!(
-                "its export '{name}' is a {}, expected {}",
-                kind_name(entry.kind),
-                expected()
-            ))),
+            _ => Err(bad_abi(format!("its export '{name}' is a {}, expected {}", kind_name(entry.kind), expected()))),
         }
     }
 

@@ -213,10 +213,9 @@ impl Slot {
         let len = reserved.checked_add(guard).ok_or("the reservation overflows the address space")?;
         // SAFETY: a new anonymous mapping at an address that the system picks
         // overlaps nothing.
-        let base = unsafe {
-            rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::empty(), reservation_flags())
-        }
-        .map_err(|e| format!("{len} bytes of address space: {e}"))?;
+        let base =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::empty(), reservation_flags()) }
+                .map_err(|e| format!("{len} bytes of address space: {e}"))?;
         let base = NonNull::new(base.cast()).ok_or("the system mapped address 0")?;
         Ok(Slot { base, reserved, guard, accessible: 0, last_thread: std::thread::current().id() })
     }

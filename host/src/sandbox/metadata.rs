@@ -40,8 +40,7 @@ pub(super) fn parse(section: &[u8]) -> Result<Metadata> {
     if !is_version(&metadata.version) {
         return Err(bad(format!("says version '{}', which is not three numbers", shown(&metadata.version))));
     }
-    for (field, text) in
-        [("summary", &metadata.summary), ("source", &metadata.source), ("licence", &metadata.licence)]
+    for (field, text) in [("summary", &metadata.summary), ("source", &metadata.source), ("licence", &metadata.licence)]
     {
         if text.chars().any(char::is_control) {
             return Err(bad(format!("has a control character in '{field}'")));

@@ -63,6 +63,7 @@ struct Facts {
     functions: u32,
     code_bytes: u64,
     data_bytes: u64,
+    compile_work: u64,
     panic_buffer: u32,
 }
 
@@ -136,6 +137,12 @@ impl Module {
     /// Bytes of its code section.
     pub fn code_bytes(&self) -> u64 {
         self.facts.code_bytes
+    }
+
+    /// How much work its control flow is for a compiler, in the units of the
+    /// static rules' limit.
+    pub fn compile_work(&self) -> u64 {
+        self.facts.compile_work
     }
 
     /// Bytes in its data segments.

@@ -9,8 +9,8 @@
 //! constant expressions their offsets are plain constants.
 
 use wasmparser::{
-    DataKind, ElementItems, ElementKind, Encoding, FuncType, FuncValidatorAllocations, FunctionBody,
-    MemoryType, Operator, Parser, Payload, TypeRef, ValidPayload, Validator, WasmFeatures,
+    DataKind, ElementItems, ElementKind, Encoding, FuncType, FuncValidatorAllocations, FunctionBody, MemoryType,
+    Operator, Parser, Payload, TypeRef, ValidPayload, Validator, WasmFeatures,
 };
 use weightmill_guest::abi::{METADATA_SECTION, Metadata, limits};
 
@@ -31,10 +31,14 @@ const TYPES: u32 = 4_096;
 const FUNCTION_PARAMETERS: usize = 256;
 const FUNCTION_RESULTS: usize = 64;
 const FUNCTIONS: u32 = 32_768;
+const CODE_BYTES: u32 = 2 << 20;
 const FUNCTION_BYTES: usize = 256 << 10;
-const FUNCTION_LOCALS: u32 = 8_192;
+const FUNCTION_LOCALS: u32 = 4_096;
 const FUNCTION_NESTING: u32 = 4_096;
+const LOOP_NESTING: u32 = 64;
 const BRANCH_TARGETS: u32 = 4_096;
+/// [`ControlFlow::work`] of all functions together.
+const COMPILE_WORK: u64 = 120_000_000;
 const GLOBALS: u32 = 4_096;
 const EXPORTS: u32 = 1_024;
 const ELEMENT_SEGMENTS: u32 = 1_024;
@@ -86,6 +90,7 @@ struct Checker {
     code_bytes: u64,
     data_bytes: u64,
     element_items: u64,
+    compile_work: u64,
     float_arithmetic: bool,
 }
 
@@ -145,6 +150,7 @@ impl Checker {
             Payload::DataSection(section) => at_most(section.count(), DATA_SEGMENTS, "data segments")?,
             Payload::DataCountSection { count, .. } => at_most(*count, DATA_SEGMENTS, "data segments")?,
             Payload::CodeSectionStart { count, size, .. } => {
+                at_most(*size, CODE_BYTES, "bytes of code")?;
                 self.functions = *count;
                 self.code_bytes = u64::from(*size);
             }
@@ -245,30 +251,20 @@ impl Checker {
 
     fn function_sizes(&self, body: &FunctionBody<'_>) -> Result<(), Stop> {
         at_most(body.range().len() as u64, FUNCTION_BYTES as u64, "bytes in one function")?;
-        let mut locals = 0_u64;
-        for local in body.get_locals_reader()? {
-            locals += u64::from(local?.0);
-            at_most(locals, u64::from(FUNCTION_LOCALS), "locals in one function")?;
-        }
+        at_most(locals(body)?, u64::from(FUNCTION_LOCALS), "locals in one function")?;
         Ok(())
     }
 
     /// A second look at a function that is known to be valid.
     fn function_instructions(&mut self, body: &FunctionBody<'_>) -> Result<(), Stop> {
-        let mut depth = 0_u32;
+        let mut flow = ControlFlow { locals: locals(body)?, ..ControlFlow::default() };
         for operator in body.get_operators_reader()? {
             let operator = operator?;
-            match &operator {
-                Operator::Block { .. } | Operator::Loop { .. } | Operator::If { .. } => {
-                    depth += 1;
-                    at_most(depth, FUNCTION_NESTING, "nested blocks in one function")?;
-                }
-                Operator::End => depth = depth.saturating_sub(1),
-                Operator::BrTable { targets } => at_most(targets.len(), BRANCH_TARGETS, "targets in one br_table")?,
-                _ => {}
-            }
+            flow.count(&operator)?;
             self.float_arithmetic |= floats::may_make_nan(&operator);
         }
+        self.compile_work = self.compile_work.saturating_add(flow.work());
+        at_most(self.compile_work, COMPILE_WORK, "units of control flow to compile")?;
         Ok(())
     }
 
@@ -291,8 +287,76 @@ impl Checker {
             functions: self.functions,
             code_bytes: self.code_bytes,
             data_bytes: self.data_bytes,
+            compile_work: self.compile_work,
             panic_buffer,
         })
+    }
+}
+
+/// Locals that a function declares, its parameters aside.
+fn locals(body: &FunctionBody<'_>) -> Result<u64, Stop> {
+    let mut count = 0;
+    for local in body.get_locals_reader()? {
+        count += u64::from(local?.0);
+    }
+    Ok(count)
+}
+
+/// The shape of one function, as far as it decides how long compiling takes.
+///
+/// Optimising compilers are quadratic in places: every branch to a join or to
+/// the head of a loop carries a value for each local that is live there, and
+/// passes over the joins look at what dominates them. A function of 200 KiB
+/// can be made to take minutes, so size alone is not a bound. At the limit
+/// compiling takes some ten seconds; the modules that are shipped with this
+/// host, JSON parser included, are at a tenth of it.
+#[derive(Default)]
+struct ControlFlow {
+    locals: u64,
+    branches: u64,
+    blocks: u64,
+    loops: u64,
+    /// For each block that is open, whether it is a loop.
+    open: Vec<bool>,
+    open_loops: u32,
+}
+
+impl ControlFlow {
+    fn count(&mut self, operator: &Operator<'_>) -> Result<()> {
+        match operator {
+            Operator::Block { .. } => self.enter(false)?,
+            Operator::If { .. } => {
+                self.branches += 1;
+                self.enter(false)?;
+            }
+            Operator::Loop { .. } => {
+                self.loops += 1;
+                self.enter(true)?;
+            }
+            // The last one ends the function itself and finds nothing open.
+            Operator::End => self.open_loops -= u32::from(self.open.pop() == Some(true)),
+            Operator::Br { .. } | Operator::BrIf { .. } | Operator::Return => self.branches += 1,
+            Operator::BrTable { targets } => {
+                at_most(targets.len(), BRANCH_TARGETS, "targets in one br_table")?;
+                self.branches += u64::from(targets.len()) + 1;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn enter(&mut self, is_loop: bool) -> Result<()> {
+        self.blocks += 1;
+        self.open.push(is_loop);
+        self.open_loops += u32::from(is_loop);
+        at_most(self.open.len() as u64, u64::from(FUNCTION_NESTING), "nested blocks in one function")?;
+        at_most(self.open_loops, LOOP_NESTING, "nested loops in one function")
+    }
+
+    /// In units that only [`COMPILE_WORK`] knows; the weights are measured.
+    fn work(&self) -> u64 {
+        let joins = self.branches + self.blocks;
+        (joins + 16 * self.loops).saturating_mul(joins + 64 * self.locals)
     }
 }
 
@@ -336,7 +400,11 @@ fn has_import(import: &wasmparser::Import<'_>) -> Error {
     };
     Error::new(
         Code::ModuleHasImports,
-        format!("the module imports {kind} '{}' from '{}', it may import nothing", shown(import.name), shown(import.module)),
+        format!(
+            "the module imports {kind} '{}' from '{}', it may import nothing",
+            shown(import.name),
+            shown(import.module)
+        ),
     )
     .hint("build for wasm32-unknown-unknown and link nothing that needs a system")
 }

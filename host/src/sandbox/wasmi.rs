@@ -8,9 +8,7 @@
 
 use std::sync::Arc;
 
-use wasmi::{
-    CompilationMode, Config, Instance as WasmInstance, Memory, Store, TrapCode, TypedFunc,
-};
+use wasmi::{CompilationMode, Config, Instance as WasmInstance, Memory, Store, TrapCode, TypedFunc};
 
 use super::calls::{Backend, Calls, Instance, Stop, Trap};
 use super::ceiling::Ceiling;

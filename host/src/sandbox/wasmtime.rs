@@ -91,8 +91,6 @@ fn config(pool: &Arc<Pool>, canonical_nans: bool) -> Config {
         .native_unwind_info(false)
         .generate_address_map(false)
         .debug_info(false);
-    if std::env::var("WMO").as_deref() == Ok("0") { config.cranelift_opt_level(OptLevel::None); }
-    if std::env::var("WMR").as_deref() == Ok("1") { config.cranelift_regalloc_algorithm(wasmtime::RegallocAlgorithm::SinglePass); }
     config
 }
 

@@ -90,7 +90,8 @@ impl Store {
         let timeout = inner.options.lock_timeout;
         let _lease = lock(&*inner.storage, &inner.paths.lease_lock(key), Sharing::Shared, timeout, progress)?;
         let not_whole = || {
-            Error::new(Code::CorruptBlob, format!("the entry {key} is not whole")).hint("build it again; `weightmill store doctor` says what is missing")
+            Error::new(Code::CorruptBlob, format!("the entry {key} is not whole"))
+                .hint("build it again; `weightmill store doctor` says what is missing")
         };
         // Removed since the listing, or torn.
         let Some(record) = inner.entry_record(key)? else { return Err(not_whole()) };

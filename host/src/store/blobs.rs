@@ -178,7 +178,10 @@ impl OpenShard {
         }
         for (index, (tensor, digest)) in self.layout.tensors().iter().zip(&self.digests).enumerate() {
             if digest_from_leaves(&self.layout, index, list) != Some(*digest) {
-                return Err(malformed(format!("the leaf list {} is not that of '{}'", self.record.leaves, tensor.name)));
+                return Err(malformed(format!(
+                    "the leaf list {} is not that of '{}'",
+                    self.record.leaves, tensor.name
+                )));
             }
         }
         Ok(())

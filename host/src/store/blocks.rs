@@ -100,7 +100,8 @@ impl Inner {
         let record: Option<StoredBlock> = self.read_record(&self.paths.block(key), Kind::Block);
         record.is_none_or(|block| {
             block.shards.iter().any(|s| {
-                !self.has_blob(&s.record.digest, s.record.size) || !self.has_blob(&s.record.leaves, s.record.leaves_size)
+                !self.has_blob(&s.record.digest, s.record.size)
+                    || !self.has_blob(&s.record.leaves, s.record.leaves_size)
             })
         })
     }

@@ -190,7 +190,8 @@ impl Inner {
 
     /// The blobs in the store with their sizes.
     pub(crate) fn blob_sizes(&self) -> Result<BTreeMap<BlobDigest, u64>> {
-        let names: BTreeSet<BlobDigest> = self.names(&self.paths.blobs())?.iter().filter_map(|name| named_by(name)).collect();
+        let names: BTreeSet<BlobDigest> =
+            self.names(&self.paths.blobs())?.iter().filter_map(|name| named_by(name)).collect();
         let mut sizes = BTreeMap::new();
         for digest in names {
             let path = self.paths.blob(&digest);

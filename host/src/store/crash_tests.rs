@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::fixture::{Sample, fast_dir, open_on, pool};
-use super::storage::model::{At, Fault, FaultyStorage, Plan, copy_folder};
+use super::fixture::{Sample, copy_folder, fast_dir, open_on, pool};
+use super::storage::model::{At, Fault, FaultyStorage, Plan};
 use super::*;
 use crate::digest::BlockKey;
 use crate::progress::Silent;
@@ -51,7 +51,11 @@ fn rot(root: &Path, sample: &Sample) {
 }
 
 const SCENARIOS: [Scenario; 5] = [
-    Scenario { name: "the first publication, in a new store", before: |_| {}, act: |store| Ok(new().publish(store)?.is_some()) },
+    Scenario {
+        name: "the first publication, in a new store",
+        before: |_| {},
+        act: |store| Ok(new().publish(store)?.is_some()),
+    },
     Scenario {
         name: "a publication that shares a block",
         before: |root| assert!(old().publish(&quick(root)).unwrap().is_some()),

@@ -124,7 +124,10 @@ impl Round<'_> {
         let inner = self.inner;
         let root = &inner.paths.root;
         if let FilesystemKind::Foreign(name) = inner.storage.kind(root).map_err(|e| failed("look at", root, &e))? {
-            self.report(root, format!("the store is on {name}, where locks and syncs cannot be relied on: move it to a local disk"))?;
+            self.report(
+                root,
+                format!("the store is on {name}, where locks and syncs cannot be relied on: move it to a local disk"),
+            )?;
         }
         for dir in inner.paths.folders() {
             match inner.storage.metadata(&dir) {
@@ -177,10 +180,17 @@ impl Round<'_> {
             if let Some(what) = self.problem_of(key, listed)? {
                 let path = inner.paths.entry(key);
                 let repair = "remove the entry: the next build makes it again, from its whole blocks";
-                self.found(&path, format!("the entry is not whole: {what}"), Some(repair), |inner| inner.remove_entry(key))?;
+                self.found(&path, format!("the entry is not whole: {what}"), Some(repair), |inner| {
+                    inner.remove_entry(key)
+                })?;
                 broken.push(*key);
             }
-            if inner.modified(&inner.paths.leased(key)).ok().flatten().is_some_and(|t| t > SystemTime::now() + CLOCK_SLACK) {
+            if inner
+                .modified(&inner.paths.leased(key))
+                .ok()
+                .flatten()
+                .is_some_and(|t| t > SystemTime::now() + CLOCK_SLACK)
+            {
                 let path = inner.paths.leased(key);
                 let what = "it was last leased in the future: the clock of this host, or of another that uses the store, is wrong";
                 self.found(&path, what, Some("set it to now"), |inner| {
@@ -201,7 +211,8 @@ impl Round<'_> {
             Err(what) => return Ok(Some(what.clone())),
         };
         for (record, layout) in document.shards.iter().zip(layouts) {
-            let block = document.blocks.iter().find(|b| b.shards.iter().any(|s| document.shards[*s as usize] == *record));
+            let block =
+                document.blocks.iter().find(|b| b.shards.iter().any(|s| document.shards[*s as usize] == *record));
             if let Some(what) = self.problem_of_shard(record, layout)? {
                 return Ok(Some(format!("block '{}': {what}", block.map_or("", |b| &b.name))));
             }
@@ -214,13 +225,16 @@ impl Round<'_> {
     }
 
     fn problem_of_shard(&mut self, record: &ShardRecord, layout: &ShardLayout) -> Result<Option<String>> {
-        for (what, digest, size) in [("shard", record.digest, record.size), ("leaf list", record.leaves, record.leaves_size)] {
+        for (what, digest, size) in
+            [("shard", record.digest, record.size), ("leaf list", record.leaves, record.leaves_size)]
+        {
             let blob = match self.inner.open_blob(&digest) {
                 Ok(Some(blob)) => blob,
                 Ok(None) => return Ok(Some(format!("its {what} {digest} is gone"))),
                 Err(error) => return Ok(Some(error.message().to_owned())),
             };
-            let mut wrong = (blob.metadata.len() != size).then(|| format!("it has {} bytes, expected {size}", blob.metadata.len()));
+            let mut wrong =
+                (blob.metadata.len() != size).then(|| format!("it has {} bytes, expected {size}", blob.metadata.len()));
             if what == "shard" {
                 wrong = wrong.or_else(|| header_damage(&*self.inner.storage, &blob.file, layout));
             }
@@ -239,7 +253,9 @@ impl Round<'_> {
         for (digest, path) in self.digests::<ModuleDigest>(&inner.paths.modules(), "")? {
             let blob = BlobDigest::from_bytes(*digest.as_bytes());
             let what = match inner.open_blob(&blob) {
-                Ok(Some(open)) => inner.sound_bytes(&open, &blob).err().map(|what| format!("its bytes are corrupt: {what}")),
+                Ok(Some(open)) => {
+                    inner.sound_bytes(&open, &blob).err().map(|what| format!("its bytes are corrupt: {what}"))
+                }
                 Ok(None) => Some("its bytes are gone".into()),
                 Err(error) => Some(error.message().to_owned()),
             };
@@ -259,10 +275,16 @@ impl Round<'_> {
         for (digest, path) in self.digests::<BlobDigest>(&inner.paths.blobs(), "")? {
             let metadata = inner.storage.metadata(&path).map_err(|e| failed("look at", &path, &e))?;
             if !uses.contains_key(&digest) {
-                let what = format!("no entry and no module reaches this blob of {} bytes: an unfinished build left it, or gc was stopped", metadata.len());
+                let what = format!(
+                    "no entry and no module reaches this blob of {} bytes: an unfinished build left it, or gc was stopped",
+                    metadata.len()
+                );
                 self.remove(&path, what)?;
             } else if metadata.is_file() && metadata.mode() & 0o7777 != BLOB_MODE {
-                let what = format!("the blob has mode {:04o}, expected {BLOB_MODE:04o}: somebody may have changed it", metadata.mode() & 0o7777);
+                let what = format!(
+                    "the blob has mode {:04o}, expected {BLOB_MODE:04o}: somebody may have changed it",
+                    metadata.mode() & 0o7777
+                );
                 self.found(&path, what, Some("set the mode, and verify it at its next use"), |inner| {
                     inner.remove_file(&inner.paths.first(&digest))?;
                     let file = inner.storage.open_read(&path).map_err(|e| failed("open", &path, &e))?;
@@ -298,7 +320,12 @@ impl Round<'_> {
     fn records(&mut self, reach: &Reach) -> Result<()> {
         let paths = &self.inner.paths;
         let torn = "the record is torn or corrupt; it counts as missing";
-        let folders = [(paths.all_facts(), Kind::Facts), (paths.all_sources(), Kind::Source), (paths.blocks(), Kind::Block), (paths.firsts(), Kind::First)];
+        let folders = [
+            (paths.all_facts(), Kind::Facts),
+            (paths.all_sources(), Kind::Source),
+            (paths.blocks(), Kind::Block),
+            (paths.firsts(), Kind::First),
+        ];
         for (dir, kind) in folders {
             for (_, path) in self.digests::<RecordDigest>(&dir, "")? {
                 if self.inner.read_record::<serde_json::Value>(&path, kind).is_none() {
@@ -328,7 +355,9 @@ impl Round<'_> {
             if name.to_string_lossy().ends_with(".json") {
                 self.remove(&path, "the note on a blob that failed verification")?;
             } else {
-                let what = format!("a blob of {size} bytes that failed verification: look at it, for the disk or the memory may be failing");
+                let what = format!(
+                    "a blob of {size} bytes that failed verification: look at it, for the disk or the memory may be failing"
+                );
                 self.remove(&path, what)?;
             }
         }

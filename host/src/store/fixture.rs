@@ -1,8 +1,10 @@
 //! Small entries for the store's tests.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use serde_json::json;
@@ -21,6 +23,9 @@ pub(crate) struct Tensor {
     pub(crate) ty: TensorType,
     pub(crate) bytes: Vec<u8>,
 }
+
+/// A shard's record and its tensors: name, digest, offset.
+type Written = (ShardRecord, Vec<(TensorName, TensorDigest, u64)>);
 
 /// An entry to be published: blocks of one shard each.
 pub(crate) struct Sample {
@@ -46,6 +51,27 @@ pub(crate) fn open(root: &Path) -> Store {
 pub(crate) fn open_on(root: &Path, storage: Arc<dyn Storage>) -> Result<Store> {
     let options = StoreOptions { lock_timeout: std::time::Duration::from_secs(5), ..StoreOptions::default() };
     Store::open_on(root, options, storage)
+}
+
+/// Copies a folder with what is in it; files with two names stay one file.
+pub(crate) fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
+    fn copy(from: &Path, to: &Path, seen: &mut BTreeMap<u64, PathBuf>) -> io::Result<()> {
+        for entry in fs::read_dir(from)? {
+            let entry = entry?;
+            let (metadata, path) = (entry.metadata()?, to.join(entry.file_name()));
+            if metadata.is_dir() {
+                fs::create_dir(&path)?;
+                copy(&entry.path(), &path, seen)?;
+            } else if let Some(first) = seen.get(&metadata.ino()) {
+                fs::hard_link(first, &path)?;
+            } else {
+                fs::copy(entry.path(), &path)?;
+                seen.insert(metadata.ino(), path);
+            }
+        }
+        Ok(())
+    }
+    copy(from, to, &mut BTreeMap::new())
 }
 
 /// Bytes that differ from place to place and from seed to seed.
@@ -80,7 +106,11 @@ impl Sample {
             key: ActionKey::of(&action),
             action,
             blocks: vec![
-                ("rest".into(), BlockKey::of(b"rest"), vec![tensor("a", 100, 1), tensor("b.empty", 0, 1), tensor("c", 40_000, 2)]),
+                (
+                    "rest".into(),
+                    BlockKey::of(b"rest"),
+                    vec![tensor("a", 100, 1), tensor("b.empty", 0, 1), tensor("c", 40_000, 2)],
+                ),
                 ("h.0.".into(), BlockKey::of(name.as_bytes()), vec![tensor("h.0.w", len, seed)]),
             ],
         }
@@ -101,7 +131,7 @@ impl Sample {
         reused: &BTreeMap<BlockKey, StoredShard>,
     ) -> Result<Published> {
         publication.reserve(self.blocks.iter().flat_map(|(_, _, t)| t).map(|t| t.bytes.len() as u64).sum())?;
-        let mut shards: Vec<(ShardRecord, Vec<(TensorName, TensorDigest, u64)>)> = Vec::new();
+        let mut shards: Vec<Written> = Vec::new();
         for (_, key, tensors) in &self.blocks {
             if let Some(shard) = reused.get(key) {
                 let rows = shard.tensors.iter().map(|t| (t.name.clone(), t.digest, t.offset)).collect();
@@ -117,12 +147,13 @@ impl Sample {
                 }
             }
             let finished = writer.finish()?;
-            shards.push((finished.record, finished.tensors.into_iter().map(|t| (t.name, t.digest, t.offset)).collect()));
+            shards
+                .push((finished.record, finished.tensors.into_iter().map(|t| (t.name, t.digest, t.offset)).collect()));
         }
         publication.commit(self.document(&shards), &json!({"engine": "none"}), pool(), &Silent)
     }
 
-    fn document(&self, shards: &[(ShardRecord, Vec<(TensorName, TensorDigest, u64)>)]) -> EntryDocument {
+    fn document(&self, shards: &[Written]) -> EntryDocument {
         let mut tensors = Vec::new();
         for (index, ((_, rows), (_, _, given))) in shards.iter().zip(&self.blocks).enumerate() {
             for ((name, digest, offset), tensor) in rows.iter().zip(given) {

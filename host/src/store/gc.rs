@@ -338,7 +338,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (store, samples) = filled(dir.path());
         let entries = store.entries().unwrap();
-        assert!(entries.iter().all(|e| e.shared_bytes > 40_000 && e.size_bytes > e.shared_bytes + 100_000), "{entries:?}");
+        assert!(
+            entries.iter().all(|e| e.shared_bytes > 40_000 && e.size_bytes > e.shared_bytes + 100_000),
+            "{entries:?}"
+        );
         let policy = GcPolicy { max_size_bytes: Some(300_000), ..GcPolicy::default() };
         let dry = store.gc(&GcPolicy { dry_run: true, ..policy.clone() }, &Silent).unwrap();
         assert_eq!(there(&store).len(), 3, "a dry run removes nothing");

@@ -148,7 +148,11 @@ impl Inner {
         bytes: &[u8],
     ) -> Result<(EntryDocument, Vec<ShardLayout>)> {
         if bytes.len() as u64 != record.size_bytes {
-            return Err(malformed(format!("it has {} bytes, where its record says {}", bytes.len(), record.size_bytes)));
+            return Err(malformed(format!(
+                "it has {} bytes, where its record says {}",
+                bytes.len(),
+                record.size_bytes
+            )));
         }
         let document: EntryDocument = serde_json::from_slice(bytes).map_err(malformed)?;
         if document.key != *key {

@@ -12,12 +12,20 @@
 //! | `<key>.lease` | every live user of the entry | who evicts it |
 //! | `<blob>.blob` | – | who renames a corrupt blob aside |
 //!
-//! **Order**: store → build → lease → blob. A process takes them in this
-//! order only, never upgrades one (shared to exclusive), and never waits for
-//! one while it holds a later one, so the waiting-for relation cannot have a
-//! cycle. Whoever finds a corrupt blob holds a lease, and takes the blob's
-//! lock, which is last; nobody waits for anything while holding it. And every
-//! wait is bounded: whatever else goes wrong ends as `lock_timeout`.
+//! **Order**: store → build → lease → blob. While a process waits for one, what
+//! can it hold, and who can hold what it waits for?
+//! - Waiting for `store`: at most leases. Held by builders (shared) or by gc
+//!   (exclusive). gc only *tries* build and lease locks and skips what is taken.
+//! - Waiting for `build`: `store`, shared, and leases. Held by a builder, which
+//!   waits for nothing but a blob's lock from then on.
+//! - Waiting for `lease`, shared: at most other leases. Held exclusively by gc
+//!   alone, which waits for nothing from then on.
+//! - Waiting for `blob`: anything. Its holder waits for nothing.
+//!
+//! So nobody waits for a holder of a lease: a process may keep leases for as
+//! long as it lives and build other entries meanwhile. No lock is upgraded from
+//! shared to exclusive. There is no cycle, and every wait is bounded besides:
+//! whatever else goes wrong ends as `lock_timeout`.
 
 use std::fs::File;
 use std::path::Path;
@@ -65,12 +73,14 @@ pub(crate) fn lock(
             return Ok(Lock { _file: file });
         }
         if progress.cancelled() {
-            return Err(Error::new(Code::Interrupted, format!("stopped while waiting for the lock {}", path.display())));
+            return Err(Error::new(
+                Code::Interrupted,
+                format!("stopped while waiting for the lock {}", path.display()),
+            ));
         }
         let left = timeout.saturating_sub(start.elapsed());
         if left.is_zero() {
-            let message =
-                format!("the lock {} was not free within {} s", path.display(), timeout.as_secs_f64());
+            let message = format!("the lock {} was not free within {} s", path.display(), timeout.as_secs_f64());
             return Err(Error::new(Code::LockTimeout, message).hint(format!(
                 "another process is at work on the store: `fuser -v {}` shows which; wait for it, end it, or raise the lock timeout",
                 path.display()

@@ -253,8 +253,12 @@ impl Inner {
             return Ok(true);
         }
         if found.starts_with(FORMAT_PREFIX.as_bytes()) {
-            let message = format!("{} was made by another version: expected '{}', found '{}'",
-                self.paths.root.display(), FORMAT.trim_end(), String::from_utf8_lossy(&found).trim_end());
+            let message = format!(
+                "{} was made by another version: expected '{}', found '{}'",
+                self.paths.root.display(),
+                FORMAT.trim_end(),
+                String::from_utf8_lossy(&found).trim_end()
+            );
             return Err(Error::new(Code::IoError, message).hint("use that version, or another store with --store"));
         }
         // Torn by a crash before the store was ever used.

@@ -20,8 +20,21 @@ impl Paths {
     /// Every folder, parents first.
     pub(crate) fn folders(&self) -> Vec<PathBuf> {
         let names = [
-            "blobs", "blobs/sha256", "entries", "actions", "blocks", "facts", "modules", "sources", "provenance",
-            "state", "state/first", "state/leased", "locks", "tmp", "quarantine",
+            "blobs",
+            "blobs/sha256",
+            "entries",
+            "actions",
+            "blocks",
+            "facts",
+            "modules",
+            "sources",
+            "provenance",
+            "state",
+            "state/first",
+            "state/leased",
+            "locks",
+            "tmp",
+            "quarantine",
         ];
         names.iter().map(|name| self.root.join(name)).collect()
     }

@@ -90,9 +90,13 @@ impl Store {
         let lease_lock = inner.paths.lease_lock(key);
         inner.storage.open_lock(&lease_lock).map_err(|e| failed("create the lock file", &lease_lock, &e))?;
         let dir = inner.create_work(key)?;
-        let work =
-            Workspace { inner: self.0.clone(), dir, finished: Mutex::default(), _build: build, _store: store };
-        Ok(Claim::Build(Publication { work: Arc::new(work), key: *key, action: action.to_vec(), reused: Mutex::default() }))
+        let work = Workspace { inner: self.0.clone(), dir, finished: Mutex::default(), _build: build, _store: store };
+        Ok(Claim::Build(Publication {
+            work: Arc::new(work),
+            key: *key,
+            action: action.to_vec(),
+            reused: Mutex::default(),
+        }))
     }
 }
 
@@ -196,12 +200,7 @@ impl Publication {
     ///
     /// # Errors
     /// `interrupted`.
-    pub fn reuse_block(
-        &self,
-        block: &StoredBlock,
-        pool: &rayon::ThreadPool,
-        progress: &dyn Progress,
-    ) -> Result<bool> {
+    pub fn reuse_block(&self, block: &StoredBlock, pool: &rayon::ThreadPool, progress: &dyn Progress) -> Result<bool> {
         match self.open_block(block, pool, progress) {
             Ok(Some(shards)) => {
                 let mut reused = self.reused.lock().unwrap_or_else(PoisonError::into_inner);

@@ -182,8 +182,11 @@ impl Publication {
             !inner.has_blob(&record.digest, record.size) || !inner.has_blob(&record.leaves, record.leaves_size)
         });
         gone.map_or(Ok(()), |record| {
-            Err(Error::new(Code::CorruptBlob, format!("the reused shard {} was moved aside during the build", record.digest))
-                .hint("run it again: its block will be computed"))
+            Err(Error::new(
+                Code::CorruptBlob,
+                format!("the reused shard {} was moved aside during the build", record.digest),
+            )
+            .hint("run it again: its block will be computed"))
         })
     }
 }

@@ -48,7 +48,8 @@ impl Kind {
 
 /// The file's bytes for a record.
 fn encode(kind: Kind, record: &impl Serialize) -> Result<Vec<u8>> {
-    let mut bytes = serde_json::to_vec(record).map_err(|e| Error::io(format!("cannot write a {} record", kind.name()), e))?;
+    let mut bytes =
+        serde_json::to_vec(record).map_err(|e| Error::io(format!("cannot write a {} record", kind.name()), e))?;
     let checksum = kind.checksum(&bytes);
     bytes.extend_from_slice(format!("\nsha256:{checksum}\n").as_bytes());
     Ok(bytes)

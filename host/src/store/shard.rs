@@ -78,7 +78,8 @@ impl ShardLayout {
         let (mut at, mut leaves) = (0_u64, 0_u64);
         for (name, ty) in tensors {
             if let Some(last) = placed.last().filter(|last| last.name >= name) {
-                let message = format!("the tensors of a shard are not in ascending order: '{}' before '{name}'", last.name);
+                let message =
+                    format!("the tensors of a shard are not in ascending order: '{}' before '{name}'", last.name);
                 return Err(Error::new(Code::DuplicateOutput, message));
             }
             let offset = at.next_multiple_of(TENSOR_ALIGNMENT_BYTES);
@@ -228,9 +229,7 @@ mod tests {
 
     #[test]
     fn what_no_reader_would_take_is_refused() {
-        let row = |name: &str, len| {
-            (TensorName::new(name).unwrap(), TensorType::new(Dtype::U8, vec![len]).unwrap())
-        };
+        let row = |name: &str, len| (TensorName::new(name).unwrap(), TensorType::new(Dtype::U8, vec![len]).unwrap());
         let twice = ShardLayout::new([row("a", 1), row("a", 1)]).unwrap_err();
         assert_eq!(twice.code(), Code::DuplicateOutput);
         let most = (1 << 53) - 1;

@@ -30,21 +30,29 @@ pub(crate) fn shard_layout<'a>(record: &ShardRecord, rows: impl IntoIterator<Ite
     let mut offsets = Vec::new();
     let mut typed = Vec::new();
     for row in rows {
-        let ty = TensorType::new(row.dtype, row.shape.to_vec())
-            .ok_or_else(|| malformed(format!("'{}' has the impossible type {} {:?}", row.name, row.dtype, row.shape)))?;
+        let ty = TensorType::new(row.dtype, row.shape.to_vec()).ok_or_else(|| {
+            malformed(format!("'{}' has the impossible type {} {:?}", row.name, row.dtype, row.shape))
+        })?;
         offsets.push(row.offset);
         typed.push((row.name.clone(), ty));
     }
     let layout = ShardLayout::new(typed).map_err(|e| malformed(e.message()))?;
     for (tensor, offset) in layout.tensors().iter().zip(offsets) {
         if tensor.offset != offset {
-            return Err(malformed(format!("'{}' is at {offset}, where its shard's form puts it at {}", tensor.name, tensor.offset)));
+            return Err(malformed(format!(
+                "'{}' is at {offset}, where its shard's form puts it at {}",
+                tensor.name, tensor.offset
+            )));
         }
     }
     if record.size != layout.size_bytes() || record.leaves_size != layout.leaf_list_bytes() {
         return Err(malformed(format!(
             "the shard {} has {} bytes and {} of leaf hashes, where its tensors take {} and {}",
-            record.digest, record.size, record.leaves_size, layout.size_bytes(), layout.leaf_list_bytes()
+            record.digest,
+            record.size,
+            record.leaves_size,
+            layout.size_bytes(),
+            layout.leaf_list_bytes()
         )));
     }
     Ok(layout)
@@ -69,10 +77,14 @@ impl EntryDocument {
             })?;
             shard.push(Row { name: &tensor.name, dtype: tensor.dtype, shape: &tensor.shape, offset: tensor.offset });
         }
-        let layouts = self.shards.iter().zip(rows).map(|(record, rows)| shard_layout(record, rows)).collect::<Result<_>>()?;
+        let layouts =
+            self.shards.iter().zip(rows).map(|(record, rows)| shard_layout(record, rows)).collect::<Result<_>>()?;
         let computed = self.compute_content_digest();
         if computed != self.content_digest {
-            return Err(malformed(format!("its content digest is {}, where its tables give {computed}", self.content_digest)));
+            return Err(malformed(format!(
+                "its content digest is {}, where its tables give {computed}",
+                self.content_digest
+            )));
         }
         Ok(layouts)
     }
@@ -111,17 +123,6 @@ impl EntryDocument {
             return Err(malformed("its blocks do not divide the shards in their order"));
         }
         Ok(())
-    }
-
-    /// Where a tensor's leaf hashes are in its shard's leaf list, in leaves.
-    ///
-    /// `None` if there is no such tensor.
-    pub fn leaf_range(&self, layouts: &[ShardLayout], name: &str) -> Option<(usize, std::ops::Range<u64>)> {
-        let index = self.tensors.binary_search_by(|t| t.name.as_str().cmp(name)).ok()?;
-        let shard = self.tensors[index].shard as usize;
-        let tensors = layouts.get(shard)?.tensors();
-        let placed = &tensors[tensors.binary_search_by(|t| t.name.as_str().cmp(name)).ok()?];
-        Some((shard, placed.first_leaf..placed.first_leaf + leaf_count(placed.ty.len_bytes())))
     }
 }
 

@@ -103,7 +103,11 @@ fn blocks_are_reused_and_equal_shards_are_one_file() {
 fn every_kind_of_damage_is_found_named_and_rebuilt() {
     type Change = fn(&fs::File);
     let changes: [(&str, Change, &str); 6] = [
-        ("shard", |f| f.write_all_at(b"x", 4096 + 70_000).unwrap(), "tensor 'h.0.w' differs within its bytes 65536..81920"),
+        (
+            "shard",
+            |f| f.write_all_at(b"x", 4096 + 70_000).unwrap(),
+            "tensor 'h.0.w' differs within its bytes 65536..81920",
+        ),
         ("shard", |f| f.write_all_at(b"{ ", 8).unwrap(), "its header is not"),
         ("shard", |f| f.set_len(4096 + 70_000).unwrap(), "it has 74096 bytes, expected 204096"),
         ("filler", |f| f.write_all_at(b"x", 4096 + 150).unwrap(), "byte 4246 of it, in a filler, is not zero"),

@@ -166,9 +166,11 @@ fn check_piece(storage: &dyn Storage, suspect: &Suspect<'_>, piece: &Piece) -> O
         let within = piece.range.start - tensor.offset;
         let first = (tensor.first_leaf as usize + within as usize / LEAF_BYTES) * HASH_BYTES;
         let wanted = suspect.leaf_list[first..].chunks_exact(HASH_BYTES);
-        let (n, leaf) = buffer.chunks(LEAF_BYTES).zip(wanted).enumerate().find_map(|(n, (leaf, wanted))| {
-            (sha256(leaf) != wanted).then_some((n, leaf))
-        })?;
+        let (n, leaf) = buffer
+            .chunks(LEAF_BYTES)
+            .zip(wanted)
+            .enumerate()
+            .find_map(|(n, (leaf, wanted))| (sha256(leaf) != wanted).then_some((n, leaf)))?;
         let begin = within + (n * LEAF_BYTES) as u64;
         let end = begin + leaf.len() as u64;
         damage(tensor.offset + begin, format!("tensor '{}' differs within its bytes {begin}..{end}", tensor.name))

@@ -113,7 +113,9 @@ impl ShardWriter {
             self.close_tensor()?;
         }
         let Some(tensor) = self.layout.tensors().get(index).filter(|_| self.current == index) else {
-            return Err(self.misuse(format!("the bytes are of tensor {index}, the next are of tensor {}", self.current)));
+            return Err(
+                self.misuse(format!("the bytes are of tensor {index}, the next are of tensor {}", self.current))
+            );
         };
         let (offset, end) = (tensor.offset, tensor.end());
         self.pad_to(offset)?;

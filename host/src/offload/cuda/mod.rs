@@ -25,8 +25,8 @@ use super::device::{Access, Device, DeviceInfo, Leaf, Memory, Pinned};
 use super::ranges::PageRange;
 use super::table::{RegistrationTable, refused};
 
-pub use driver::{CudaEvent, CudaStream, exit_without_cleanup};
 use driver::{Allocation, Context, HostAllocation, Kernel};
+pub use driver::{CudaEvent, CudaStream, exit_without_cleanup};
 
 /// The kernel that hashes leaves, made from `leaf_sha256.cu` beside it.
 const LEAF_SHA256_PTX: &str = include_str!("../kernels/leaf_sha256.ptx");
@@ -38,6 +38,7 @@ const LEAVES_PER_BLOCK: u32 = 32;
 pub struct CudaDevice {
     // Before the context, which must outlive it.
     leaf_sha256: Kernel,
+    uploads: CudaStream,
     registered: RegistrationTable,
     context: Arc<Context>,
     info: DeviceInfo,
@@ -52,7 +53,8 @@ impl CudaDevice {
         let (context, info) = Context::open(ordinal)?;
         let context = Arc::new(context);
         let leaf_sha256 = Kernel::load(&context, LEAF_SHA256_PTX, "leaf_sha256")?;
-        Ok(CudaDevice { leaf_sha256, registered: RegistrationTable::default(), context, info })
+        let uploads = CudaStream::new(&context)?;
+        Ok(CudaDevice { leaf_sha256, uploads, registered: RegistrationTable::default(), context, info })
     }
 
     /// Bytes that are registered now.
@@ -91,9 +93,12 @@ impl Pinned for CudaPinned {
     }
 }
 
-/// Leaves in device memory, and room for their hashes behind them.
+/// A block's leaves in device memory, and room for their hashes; all blocks'
+/// tables are in one allocation.
 pub struct CudaLeafTable {
-    memory: Option<Allocation>,
+    _allocation: Arc<Allocation>,
+    leaves_at: u64,
+    hashes_at: u64,
     count: u32,
 }
 
@@ -199,7 +204,10 @@ impl Device for CudaDevice {
         to_offset: u64,
     ) -> Result<()> {
         let Some(bytes) = from.0.bytes().get(..len) else {
-            return Err(Error::io("copying", format!("{len} bytes are not in a pinned buffer of {}", from.0.bytes().len())));
+            return Err(Error::io(
+                "copying",
+                format!("{len} bytes are not in a pinned buffer of {}", from.0.bytes().len()),
+            ));
         };
         driver::copy_to_device(stream, bytes, place(to, to_offset, len as u64)?)
     }
@@ -218,18 +226,27 @@ impl Device for CudaDevice {
         self.context.abandoned.store(true, Ordering::Relaxed);
     }
 
-    fn leaf_table(&self, leaves: &[Leaf]) -> Result<CudaLeafTable> {
-        let count = u32::try_from(leaves.len())
-            .map_err(|_| Error::new(Code::InsufficientMemory, format!("a block has {} leaves", leaves.len())))?;
-        if count == 0 {
-            return Ok(CudaLeafTable { memory: None, count });
+    fn leaf_tables(&self, leaves: &[&[Leaf]]) -> Result<Vec<CudaLeafTable>> {
+        let table: Vec<u8> = leaves
+            .iter()
+            .flat_map(|leaves| leaves.iter())
+            .flat_map(|leaf| [leaf.offset.to_le_bytes(), leaf.len.to_le_bytes()])
+            .flatten()
+            .collect();
+        let hash_bytes = table.len() / size_of::<Leaf>() * HASH_BYTES;
+        let memory = Arc::new(Allocation::new(&self.context, (table.len() + hash_bytes).max(1) as u64)?);
+        driver::copy_to_device(&self.uploads, &table, memory.address())?;
+        self.uploads.synchronize()?;
+        let (mut leaves_at, mut hashes_at) = (memory.address(), memory.address() + table.len() as u64);
+        let mut tables = Vec::with_capacity(leaves.len());
+        for leaves in leaves {
+            let count = u32::try_from(leaves.len())
+                .map_err(|_| Error::new(Code::InsufficientMemory, format!("a block has {} leaves", leaves.len())))?;
+            tables.push(CudaLeafTable { _allocation: memory.clone(), leaves_at, hashes_at, count });
+            leaves_at += size_of_val(*leaves) as u64;
+            hashes_at += (leaves.len() * HASH_BYTES) as u64;
         }
-        let table: Vec<u8> = leaves.iter().flat_map(|l| [l.offset.to_le_bytes(), l.len.to_le_bytes()]).flatten().collect();
-        let memory = Allocation::new(&self.context, (table.len() + leaves.len() * HASH_BYTES) as u64)?;
-        let stream = self.stream()?;
-        driver::copy_to_device(&stream, &table, memory.address())?;
-        stream.synchronize()?;
-        Ok(CudaLeafTable { memory: Some(memory), count })
+        Ok(tables)
     }
 
     fn hash_leaves(
@@ -238,20 +255,14 @@ impl Device for CudaDevice {
         memory: &CudaMemory,
         leaves: &CudaLeafTable,
         hashes: &CudaPinned,
+        offset: usize,
     ) -> Result<()> {
-        let Some(table) = &leaves.memory else { return Ok(()) };
-        let on_device = table.address() + u64::from(leaves.count) * size_of::<Leaf>() as u64;
-        let len = leaves.count as usize * HASH_BYTES;
-        let grid = leaves.count.div_ceil(LEAVES_PER_BLOCK);
-        self.leaf_sha256.launch(
-            stream,
-            (grid, LEAVES_PER_BLOCK),
-            memory.address(),
-            table.address(),
-            leaves.count,
-            on_device,
-        )?;
-        driver::copy_to_pinned(stream, on_device, &hashes.0, len)
+        if leaves.count == 0 {
+            return Ok(());
+        }
+        let grid = (leaves.count.div_ceil(LEAVES_PER_BLOCK), LEAVES_PER_BLOCK);
+        self.leaf_sha256.launch(stream, grid, memory.address(), leaves)?;
+        driver::copy_to_pinned(stream, leaves.hashes_at, &hashes.0, offset, leaves.count as usize * HASH_BYTES)
     }
 }
 

@@ -40,11 +40,17 @@ fn the_kernel_hashes_like_the_host() {
                 .step_by(LEAF_BYTES)
                 .map(|at| Leaf { offset: (start + at) as u64, len: LEAF_BYTES.min(len - at) as u64 })
                 .collect();
-            let table = device.leaf_table(&leaves).unwrap();
-            let hashes = device.allocate_pinned(leaves.len() * HASH_BYTES + 1).unwrap();
-            device.hash_leaves(&stream, &memory, &table, &hashes).unwrap();
+            // Behind another block's table and hashes.
+            let tables = device.leaf_tables(&[&[Leaf { offset: 0, len: 5 }], &leaves]).unwrap();
+            let hashes = device.allocate_pinned((1 + leaves.len()) * HASH_BYTES).unwrap();
+            device.hash_leaves(&stream, &memory, &tables[1], &hashes, HASH_BYTES).unwrap();
+            device.hash_leaves(&stream, &memory, &tables[0], &hashes, 0).unwrap();
             device.synchronize(&stream).unwrap();
-            hashes.read(&mut |found| assert_eq!(found[..leaves.len() * HASH_BYTES], leaf_hashes(part), "{len} at {start}"));
+            hashes.read(&mut |found| {
+                assert_eq!(found[..HASH_BYTES], leaf_hashes(&bytes[..5]));
+                assert_eq!(found[HASH_BYTES..], leaf_hashes(part), "{len} at {start}");
+            });
+            assert!(device.hash_leaves(&stream, &memory, &tables[0], &hashes, hashes_len(&leaves) + 1).is_err());
         }
     }
 }
@@ -59,6 +65,10 @@ fn bounds_are_checked_before_the_driver_is_asked() {
     assert!(device.copy_pinned(&stream, &pinned, 101, &memory, 0).is_err());
     assert!(device.copy_pinned(&stream, &pinned, 100, &memory, u64::MAX).is_err());
     assert!(device.read_back(&stream, &memory, 1, &mut [0; 100]).is_err());
+}
+
+fn hashes_len(leaves: &[Leaf]) -> usize {
+    leaves.len() * HASH_BYTES
 }
 
 /// The committed PTX is what `leaf_sha256.sh` makes, where nvcc is at hand. A

@@ -8,7 +8,13 @@ use crate::error::Code;
 use crate::offload::*;
 
 fn small() -> StreamOptions {
-    StreamOptions { staging_bytes: 64 << 10, chunk_bytes: 8 << 10, threads: 3, verify_on_device: true, ..Default::default() }
+    StreamOptions {
+        staging_bytes: 64 << 10,
+        chunk_bytes: 8 << 10,
+        threads: 3,
+        verify_on_device: true,
+        ..Default::default()
+    }
 }
 
 /// Every way of getting bytes to the device: options and the rung they give.
@@ -18,17 +24,37 @@ fn ways(tmpfs: &std::path::Path) -> Vec<(&'static str, HostDevice, StreamOptions
     vec![
         ("A", HostDevice::default(), small(), Rung::A),
         ("A in pieces", HostDevice::default(), StreamOptions { registration_bytes: 12 << 10, ..small() }, Rung::A),
-        ("A as needed", HostDevice::default(), StreamOptions { register_when: RegisterWhen::AsNeeded, ..small() }, Rung::A),
+        (
+            "A as needed",
+            HostDevice::default(),
+            StreamOptions { register_when: RegisterWhen::AsNeeded, ..small() },
+            Rung::A,
+        ),
         ("B", only_writable(), StreamOptions { tmpfs_root, ..small() }, Rung::B),
         ("C", HostDevice::default(), StreamOptions { registration: Registration::Off, ..small() }, Rung::C),
         ("C, no device support", HostDevice::new(&[]), small(), Rung::C),
         ("D", HostDevice::default(), StreamOptions { pin_limit_bytes: Some(0), ..small() }, Rung::D),
-        ("D, small limit", HostDevice::default(), StreamOptions { pin_limit_bytes: Some(16 << 10).map(|n: u64| n - 1), ..small() }, Rung::D),
+        (
+            "D, small limit",
+            HostDevice::default(),
+            StreamOptions { pin_limit_bytes: Some(16 << 10).map(|n: u64| n - 1), ..small() },
+            Rung::D,
+        ),
         ("more slots", HostDevice::default(), StreamOptions { slots: 5, ..small() }, Rung::A),
         ("prefetch", HostDevice::default(), StreamOptions { prefetch_next_pass: true, ..small() }, Rung::A),
-        ("prefetch, staged", HostDevice::new(&[]), StreamOptions { prefetch_next_pass: true, slots: 3, ..small() }, Rung::C),
+        (
+            "prefetch, staged",
+            HostDevice::new(&[]),
+            StreamOptions { prefetch_next_pass: true, slots: 3, ..small() },
+            Rung::C,
+        ),
         ("copy back", HostDevice::default(), StreamOptions { check_copy_back: true, ..small() }, Rung::A),
-        ("residents", HostDevice::default(), StreamOptions { resident: 3, prefetch_next_pass: true, ..small() }, Rung::A),
+        (
+            "residents",
+            HostDevice::default(),
+            StreamOptions { resident: 3, prefetch_next_pass: true, ..small() },
+            Rung::A,
+        ),
         ("all resident", HostDevice::default(), small().load_all(), Rung::A),
     ]
 }
@@ -39,7 +65,8 @@ fn twenty_passes_are_byte_identical_on_every_rung() {
     let model = Model::new(7, 50_000);
     for (name, device, options, rung) in ways(tmpfs.path()) {
         let device = Arc::new(device);
-        let mut streamer = Streamer::open(device.clone(), model.blocks(), options).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let mut streamer =
+            Streamer::open(device.clone(), model.blocks(), options).unwrap_or_else(|e| panic!("{name}: {e}"));
         for pass in 0..20 {
             let mut order = Vec::new();
             let report = streamer.pass(|block| {
@@ -119,7 +146,8 @@ fn blocks_of_one_file_share_its_registration() {
         })
         .collect();
     let device = Arc::new(HostDevice::default());
-    let mut streamer = Streamer::open(device.clone(), blocks, StreamOptions { registration_bytes: 64 << 10, ..small() }).unwrap();
+    let mut streamer =
+        Streamer::open(device.clone(), blocks, StreamOptions { registration_bytes: 64 << 10, ..small() }).unwrap();
     assert_eq!(device.registered_bytes(), 200_704, "4096..204096, in whole pages");
     let mut from = 0;
     let report = streamer
@@ -176,7 +204,8 @@ fn a_held_block_is_never_overwritten() {
 #[test]
 fn blocks_are_dropped_in_any_order_and_holding_all_slots_is_an_error() {
     let model = Model::new(6, 20_000);
-    let streamer = Streamer::open(Arc::new(HostDevice::default()), model.blocks(), StreamOptions { slots: 3, ..small() }).unwrap();
+    let streamer =
+        Streamer::open(Arc::new(HostDevice::default()), model.blocks(), StreamOptions { slots: 3, ..small() }).unwrap();
     for _ in 0..3 {
         let mut pass = streamer.begin().unwrap();
         let mut held: Vec<_> = (0..3).map(|_| pass.next().unwrap().unwrap()).collect();
@@ -248,6 +277,22 @@ fn load_all_keeps_every_block_and_gives_up_its_registrations() {
     drop(blocks);
     let mut rotating = Streamer::open(device, model.blocks(), small()).unwrap();
     assert_eq!(rotating.load_all().unwrap_err().code(), Code::BadParams);
+}
+
+#[test]
+fn with_many_threads_a_single_pass_is_staged() {
+    let model = Model::new(5, 60_000);
+    let rung = |options: StreamOptions| {
+        let mut streamer = Streamer::open(Arc::new(HostDevice::default()), model.blocks(), options).unwrap();
+        streamer.load_all().unwrap();
+        (0..5).for_each(|i| model.check(&streamer.resident_block(i).unwrap()).unwrap());
+        streamer.report().rung
+    };
+    let many = StreamOptions { threads: 8, ..small().load_all() };
+    assert_eq!(rung(many.clone()), Rung::C);
+    assert_eq!(rung(StreamOptions { threads: 7, ..many.clone() }), Rung::A);
+    assert_eq!(rung(StreamOptions { registration: Registration::Require, ..many.clone() }), Rung::A);
+    assert_eq!(rung(StreamOptions { pin_limit_bytes: Some(10), ..many }), Rung::D);
 }
 
 #[test]

@@ -11,6 +11,7 @@
 //! [`Storage::write_at`]) the loops are here, in [`read_full`] and
 //! [`write_full`], under test with short answers.
 
+mod disk;
 pub mod model;
 mod system;
 
@@ -153,8 +154,9 @@ pub(crate) fn failed(doing: &str, path: &Path, cause: &io::Error) -> Error {
     let text = format!("cannot {doing} {}", path.display());
     match cause.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
-            Error::new(Code::InsufficientDisk, format!("{text}: {cause}"))
-                .hint("free some space, run `weightmill store gc`, or choose a store on a larger filesystem with --store")
+            Error::new(Code::InsufficientDisk, format!("{text}: {cause}")).hint(
+                "free some space, run `weightmill store gc`, or choose a store on a larger filesystem with --store",
+            )
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             Error::io(text, cause).hint("give this user write access to the store, or choose another one with --store")
