@@ -18,7 +18,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use memmap2::{Advice, MmapOptions, MmapRaw};
+use memmap2::{MmapOptions, MmapRaw};
 
 use crate::error::{Error, Result};
 
@@ -93,19 +93,6 @@ impl FileMap {
     pub fn path(&self) -> &Path {
         &self.path
     }
-
-    /// Fills the page tables for a part of the file, reading it into the page
-    /// cache if need be, so that whoever pins these pages next meets no page
-    /// fault. Only a hint: kernels before 5.14 do not know it.
-    pub fn populate(&self, offset: u64, len_bytes: u64) {
-        let end = offset.saturating_add(len_bytes).min(self.len_bytes);
-        if let (Ok(offset), Ok(len)) = (usize::try_from(offset), usize::try_from(end.saturating_sub(offset)))
-            && len > 0
-        {
-            let advice = if self.writable { Advice::PopulateWrite } else { Advice::PopulateRead };
-            self.map.advise_range(advice, offset, len).ok();
-        }
-    }
 }
 
 #[cfg(test)]
@@ -132,7 +119,6 @@ mod tests {
         let map = FileMap::read_only(file_of(&[7; 5000]), "x").unwrap();
         assert_eq!(flags_of(&map), "r--s");
         assert_eq!((map.len_bytes(), map.is_writable()), (5000, false));
-        map.populate(0, u64::MAX);
     }
 
     #[test]
@@ -140,13 +126,11 @@ mod tests {
     fn the_copy_of_our_own_is_shared_and_writable() {
         let map = FileMap::writable(file_of(&[7; 5000]), "x").unwrap();
         assert_eq!(flags_of(&map), "rw-s");
-        map.populate(4096, 4096);
     }
 
     #[test]
     fn an_empty_file_can_be_mapped() {
         let map = FileMap::read_only(file_of(&[]), "x").unwrap();
         assert_eq!(map.len_bytes(), 0);
-        map.populate(0, 1);
     }
 }

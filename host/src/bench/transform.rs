@@ -19,7 +19,7 @@ use super::checkpoint::write_tensors;
 use crate::checkpoint::Checkpoint;
 use crate::digest::{LeafHasher, TensorDigest};
 use crate::error::{Code, Error, Result};
-use crate::execute::{Graph, Inputs, LazyEngine, NoFacts, Outline, SpillRoom, TILE_BYTES, Workshop, arrange, hash_all};
+use crate::execute::{Engines, Graph, Inputs, NoFacts, Outline, SpillRoom, TILE_BYTES, Workshop, arrange, hash_all};
 use crate::modules::Library;
 use crate::progress::Silent;
 use crate::recipe::Recipe;
@@ -167,7 +167,7 @@ struct Through<'a> {
     recipe: &'a Recipe,
     checkpoint: Arc<Checkpoint>,
     library: Library,
-    engine: LazyEngine,
+    engine: Engines,
     pool: rayon::ThreadPool,
 }
 
@@ -178,7 +178,7 @@ impl<'a> Through<'a> {
             recipe,
             checkpoint,
             library: Library::new(None),
-            engine: LazyEngine::new(|| engine(EngineName::Wasmtime)),
+            engine: Engines::one(|| engine(EngineName::Wasmtime)),
             pool: pool.map_err(|e| Error::io("starting a thread", e))?,
         })
     }
@@ -193,7 +193,7 @@ impl<'a> Through<'a> {
             facts: &NoFacts,
             tile_bytes: TILE_BYTES,
         })?;
-        let (steps, _) = outline.steps()?;
+        let steps = outline.steps()?;
         let graph = Graph::new(self.checkpoint.clone(), steps);
         let shards = arrange(&graph, &outline.resolution)?;
         let room = SpillRoom::memory_only(1 << 30);

@@ -9,7 +9,6 @@ use super::progress::Bar;
 use super::session::{self, Session};
 use crate::error::{Code, Error, Result};
 use crate::execute::build::{self, BuildOptions, Built, Entry, Outcome};
-use crate::sandbox::EngineName;
 use crate::store::Verify;
 
 const EXAMPLES: &str = "Examples:
@@ -45,7 +44,7 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
         }
     };
     let store = session::store(global);
-    let session = Session::open(&args.recipe, store.as_ref().ok(), EngineName::Wasmtime)?;
+    let session = Session::open(&args.recipe, store.as_ref().ok(), None)?;
     let outline = session.outline()?;
     let bar = Bar::new();
     let options = BuildOptions {
@@ -54,7 +53,7 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
         pool: &session::pool(args.work.jobs)?,
         memory_budget_bytes: session::memory_budget(&args.work),
         progress: &bar,
-        provenance: &|| session.provenance(EngineName::Wasmtime),
+        provenance: &|| session.provenance(),
     };
     if !global.json {
         output::line(super::plan::headline(&outline));

@@ -96,12 +96,12 @@ fn of_recipe(global: &Global, args: &Args, recipe: &std::path::Path, checkpoint:
     let recipe_args = RecipeArgs { recipe: recipe.to_path_buf(), checkpoint: checkpoint.to_path_buf(), tp: args.tp };
     // Modules that were pulled are in the store; entries are not looked at.
     let store = session::existing_store(global)?;
-    let mut session = Session::open(&recipe_args, store.as_ref(), args.engine.unwrap_or(EngineName::Wasmtime))?;
+    let mut session = Session::open(&recipe_args, store.as_ref(), args.engine)?;
     if let Some(tile_bytes) = args.tile_bytes {
         session.tile_bytes = tile_bytes;
     }
     let outline = session.outline()?;
-    let (steps, _) = outline.steps()?;
+    let steps = outline.steps()?;
     let graph = Graph::new(outline.checkpoint().clone(), steps);
     let shards = arrange(&graph, &outline.resolution)?;
     let pool = session::pool(args.work.jobs)?;

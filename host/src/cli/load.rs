@@ -16,7 +16,6 @@ use crate::execute::{Graph, SpillRoom, Workshop, arrange};
 use crate::load::{blocks_of_entry, blocks_of_graph};
 use crate::offload::{BlockSpec, Device, HostDevice, PassReport, Registration, StreamOptions, StreamReport, Streamer};
 use crate::progress::Progress;
-use crate::sandbox::EngineName;
 use crate::store;
 
 const EXAMPLES: &str = "Examples:
@@ -127,7 +126,7 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
         Mode::Preferred | Mode::Required => Some(session::store(global)),
     };
     let known = store.as_ref().and_then(|store| store.as_ref().ok());
-    let session = Session::open(&args.recipe, known, EngineName::Wasmtime)?;
+    let session = Session::open(&args.recipe, known, None)?;
     let bar = Arc::new(Bar::new());
     let pool = session::pool(args.work.jobs)?;
     let outline = session.outline()?;
@@ -135,7 +134,7 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
         output::line(super::plan::headline(&outline));
     }
     let Some(store) = store else {
-        let (steps, _) = outline.steps()?;
+        let steps = outline.steps()?;
         let graph = Arc::new(Graph::new(outline.checkpoint().clone(), steps));
         let shards = arrange(&graph, &outline.resolution)?;
         let room = SpillRoom::memory_only(session::memory_budget(&args.work));
@@ -152,7 +151,7 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
         pool: &pool,
         memory_budget_bytes: session::memory_budget(&args.work),
         progress: bar.as_ref(),
-        provenance: &|| session.provenance(EngineName::Wasmtime),
+        provenance: &|| session.provenance(),
     };
     let built = build::build(&outline, store, &options)?;
     let blocks = blocks_of_entry(&built.entry, bar.as_ref())?;

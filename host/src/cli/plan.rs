@@ -10,7 +10,6 @@ use crate::error::Result;
 use crate::execute::{Graph, Outline, Step, arrange};
 use crate::plan::Body;
 use crate::recipe::Origin;
-use crate::sandbox::EngineName;
 
 const EXAMPLES: &str = "Examples:
   weightmill plan --recipe recipes/gpt-neox.toml --checkpoint pythia-160m
@@ -39,9 +38,9 @@ struct Use {
 
 pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
     let store = session::existing_store(global)?;
-    let session = Session::open(&args.recipe, store.as_ref(), EngineName::Wasmtime)?;
+    let session = Session::open(&args.recipe, store.as_ref(), None)?;
     let outline = session.outline()?;
-    let (steps, _) = outline.steps()?;
+    let steps = outline.steps()?;
     let uses = uses(&steps);
     let graph = Graph::new(outline.checkpoint().clone(), steps);
     let shards = arrange(&graph, &outline.resolution)?;

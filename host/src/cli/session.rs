@@ -9,17 +9,23 @@ use super::args::{Global, RecipeArgs, WorkArgs};
 use crate::checkpoint::Checkpoint;
 use crate::digest::{ActionKey, RecordDigest};
 use crate::error::{Code, Error, Result};
-use crate::execute::{FactsCache, Inputs, LazyEngine, NoFacts, Outline, TILE_BYTES, default_budget_bytes};
+use crate::execute::{Engines, FactsCache, Inputs, NoFacts, Outline, TILE_BYTES, default_budget_bytes};
 use crate::modules::Library;
 use crate::recipe::Recipe;
 use crate::sandbox::{EngineName, engine};
 use crate::store::{Store, StoreOptions};
 use crate::tensor::{Dtype, TensorType};
 
+/// The engine that runs tiles unless another is named.
+pub(super) const DEFAULT_ENGINE: EngineName = EngineName::Wasmtime;
+
 /// The pool that computes.
 pub(super) fn pool(jobs: Option<u16>) -> Result<rayon::ThreadPool> {
     rayon::ThreadPoolBuilder::new()
         .num_threads(jobs.map_or(0, usize::from))
+        // What a module's frames may use, with room: a setting of the
+        // environment must not lower it.
+        .stack_size(4 << 20)
         .thread_name(|i| format!("work-{i}"))
         .build()
         .map_err(|e| Error::io("starting threads", e))
@@ -84,7 +90,7 @@ pub(super) struct Session {
     checkpoint: Arc<Checkpoint>,
     tp: weightmill_guest::abi::Tp,
     library: Library,
-    engine: LazyEngine,
+    engine: Engines,
     facts: Box<dyn FactsCache>,
     pub(super) tile_bytes: u64,
 }
@@ -92,7 +98,10 @@ pub(super) struct Session {
 impl Session {
     /// Loads the recipe and opens the checkpoint. Modules and facts come from
     /// `store` too, if there is one; without one, nothing is remembered.
-    pub(super) fn open(args: &RecipeArgs, store: Option<&Store>, name: EngineName) -> Result<Self> {
+    ///
+    /// `named` is an engine that runs everything; else plans run where they
+    /// start at once, and tiles where they run fast.
+    pub(super) fn open(args: &RecipeArgs, store: Option<&Store>, named: Option<EngineName>) -> Result<Self> {
         let facts: Box<dyn FactsCache> = match store {
             Some(store) => Box::new(StoredFacts(store.clone())),
             None => Box::new(NoFacts),
@@ -102,7 +111,10 @@ impl Session {
             checkpoint: Arc::new(Checkpoint::open(&args.checkpoint)?),
             tp: args.tp.tp(),
             library: Library::new(store.cloned()),
-            engine: LazyEngine::new(move || engine(name)),
+            engine: match named {
+                Some(name) => Engines::one(move || engine(name)),
+                None => Engines::two(|| engine(EngineName::Wasmi), || engine(DEFAULT_ENGINE)),
+            },
             facts,
             tile_bytes: TILE_BYTES,
         })
@@ -125,12 +137,12 @@ impl Session {
     ///
     /// # Errors
     /// What making the engine says.
-    pub(super) fn provenance(&self, name: EngineName) -> Result<serde_json::Value> {
+    pub(super) fn provenance(&self) -> Result<serde_json::Value> {
         let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
         Ok(serde_json::json!({
             "program": concat!("weightmill ", env!("CARGO_PKG_VERSION")),
-            "engine": name.as_str(),
-            "engine_version": engine(name)?.version(),
+            "engine": DEFAULT_ENGINE.as_str(),
+            "engine_version": engine(DEFAULT_ENGINE)?.version(),
             "target": format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
             "host": rustix::system::uname().nodename().to_string_lossy(),
             "built_at_unix_s": seconds,

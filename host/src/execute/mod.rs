@@ -29,7 +29,7 @@ pub mod build;
 pub use arrange::{ShardPlan, Wanted, arrange};
 pub use graph::{Graph, Source, Step, TargetId};
 pub use memory::default_budget_bytes;
-pub use outline::{FactsCache, Inputs, LazyEngine, NoFacts, Outline, TILE_BYTES, folder_of};
+pub use outline::{Engines, FactsCache, Inputs, NoFacts, Outline, TILE_BYTES, folder_of};
 pub use pack::Packer;
 pub use produce::{Sink, Workshop, interrupted};
 pub use spill::SpillRoom;

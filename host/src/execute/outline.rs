@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use weightmill_guest::abi::Tp;
+use weightmill_guest::abi::{PlanRequest, Tp};
 
 use super::graph::{Source, Step, TargetId};
 use crate::canonical::to_canonical;
@@ -14,7 +14,7 @@ use crate::digest::{ModuleDigest, RecordDigest};
 use crate::error::{Code, Error, Result};
 use crate::modules::Library;
 use crate::plan::action::{self, Action, ModuleIdentity, SourceIdentity};
-use crate::plan::{self, Body, Planned, Refusal};
+use crate::plan::{self, Body, CheckedPlan, Refusal};
 use crate::recipe::{Application, Facts, Input, Origin, Recipe, Resolution, resolve};
 use crate::sandbox::{Engine, Module, Program};
 use crate::tensor::{TensorName, TensorType};
@@ -40,24 +40,31 @@ impl FactsCache for NoFacts {
     fn save(&self, _: &RecordDigest, _: &BTreeMap<String, TensorType>) {}
 }
 
-/// Makes the engine when it is first needed: a hit needs none.
-pub struct LazyEngine {
-    make: Box<dyn Fn() -> Result<Arc<dyn Engine>> + Send + Sync>,
+/// The engines of a session, made when they are first needed: a hit needs none.
+///
+/// Planning takes microseconds of work but would have to wait for native code
+/// to be compiled, so plans may run on another engine than tiles: a plan is a
+/// pure function of its request, whichever engine runs it.
+pub struct Engines {
+    tiles: Lazy,
+    plans: Option<Lazy>,
+    known: Mutex<BTreeMap<(ModuleDigest, Vec<u8>), CheckedPlan>>,
+}
+
+type MakeEngine = Box<dyn Fn() -> Result<Arc<dyn Engine>> + Send + Sync>;
+
+struct Lazy {
+    make: MakeEngine,
     engine: Mutex<Option<Arc<dyn Engine>>>,
     programs: Mutex<BTreeMap<ModuleDigest, Arc<dyn Program>>>,
 }
 
-impl LazyEngine {
-    /// An engine that `make` makes.
-    pub fn new(make: impl Fn() -> Result<Arc<dyn Engine>> + Send + Sync + 'static) -> Self {
-        LazyEngine { make: Box::new(make), engine: Mutex::default(), programs: Mutex::default() }
+impl Lazy {
+    fn new(make: impl Fn() -> Result<Arc<dyn Engine>> + Send + Sync + 'static) -> Self {
+        Lazy { make: Box::new(make), engine: Mutex::default(), programs: Mutex::default() }
     }
 
-    /// The engine.
-    ///
-    /// # Errors
-    /// What making it says.
-    pub fn get(&self) -> Result<Arc<dyn Engine>> {
+    fn engine(&self) -> Result<Arc<dyn Engine>> {
         let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         match &*engine {
             Some(engine) => Ok(engine.clone()),
@@ -65,18 +72,51 @@ impl LazyEngine {
         }
     }
 
-    /// The compiled module.
-    ///
-    /// # Errors
-    /// A module code.
-    pub fn program(&self, module: &Module) -> Result<Arc<dyn Program>> {
+    fn program(&self, module: &Module) -> Result<Arc<dyn Program>> {
         let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(program) = programs.get(&module.digest()) {
             return Ok(program.clone());
         }
-        let program = self.get()?.compile(module)?;
+        let program = self.engine()?.compile(module)?;
         programs.insert(module.digest(), program.clone());
         Ok(program)
+    }
+}
+
+impl Engines {
+    /// One engine for everything.
+    pub fn one(make: impl Fn() -> Result<Arc<dyn Engine>> + Send + Sync + 'static) -> Self {
+        Engines { tiles: Lazy::new(make), plans: None, known: Mutex::default() }
+    }
+
+    /// One engine for plans and another for tiles.
+    pub fn two(
+        plans: impl Fn() -> Result<Arc<dyn Engine>> + Send + Sync + 'static,
+        tiles: impl Fn() -> Result<Arc<dyn Engine>> + Send + Sync + 'static,
+    ) -> Self {
+        Engines { plans: Some(Lazy::new(plans)), ..Engines::one(tiles) }
+    }
+
+    /// The module, compiled for tiles.
+    ///
+    /// # Errors
+    /// A module code.
+    pub fn program(&self, module: &Module) -> Result<Arc<dyn Program>> {
+        self.tiles.program(module)
+    }
+
+    /// Asks a module for a plan, unless it has answered the same request.
+    fn plan(&self, module: &Module, request: &PlanRequest, lens: &[u64]) -> Result<Result<CheckedPlan, Refusal>> {
+        let id = (module.digest(), to_canonical(request)?);
+        if let Some(plan) = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&id) {
+            return Ok(Ok(plan.clone()));
+        }
+        let program = self.plans.as_ref().unwrap_or(&self.tiles).program(module)?;
+        let answer = plan::ask(program.as_ref(), request, lens)?;
+        if let Ok(plan) = &answer {
+            self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(id, plan.clone());
+        }
+        Ok(answer)
     }
 }
 
@@ -91,7 +131,7 @@ pub struct Inputs<'a> {
     /// Where modules come from.
     pub library: &'a Library,
     /// What runs them.
-    pub engine: &'a LazyEngine,
+    pub engine: &'a Engines,
     /// What is known of earlier plans.
     pub facts: &'a dyn FactsCache,
     /// The tile size that modules are asked for.
@@ -147,11 +187,6 @@ impl<'a> Outline<'a> {
         self.inputs.tp
     }
 
-    /// The engine.
-    pub fn engine(&self) -> &LazyEngine {
-        self.inputs.engine
-    }
-
     fn identity(&self, application: usize) -> ModuleIdentity {
         identity(&self.modules[application])
     }
@@ -175,10 +210,9 @@ impl<'a> Outline<'a> {
     /// # Errors
     /// `bad_params`, `module_rejected_input`, or a module code, with the place
     /// in the recipe.
-    pub fn steps(&self) -> Result<(Vec<Step>, u64)> {
+    pub fn steps(&self) -> Result<Vec<Step>> {
         let needed = action::reachable(&self.resolution, self.resolution.tensors.values());
         let mut steps: Vec<Step> = Vec::new();
-        let mut fuel = 0;
         for (index, application) in self.resolution.applications.iter().enumerate() {
             // A step that nothing needs is planned all the same: its errors are the recipe's.
             let located = application.inputs.iter().map(|input| self.locate(input, &steps)).collect::<Result<Vec<_>>>()?;
@@ -189,16 +223,15 @@ impl<'a> Outline<'a> {
                 .map(|(input, (_, tensor))| (input.role.as_str(), input.index, tensor))
                 .collect();
             let module = &self.modules[index];
-            let planned = plan_application(&self.inputs, application, module, &types)?;
-            fuel += planned.fuel;
-            let computes = planned.plan.targets.iter().any(|t| matches!(t.body, Body::Tiles(_)));
+            let plan = plan_application(&self.inputs, application, module, &types)?;
+            let computes = plan.targets.iter().any(|t| matches!(t.body, Body::Tiles(_)));
             let program = if computes && needed.contains(&index) {
                 Some(self.inputs.engine.program(module)?)
             } else {
                 None
             };
             steps.push(Step {
-                plan: planned.plan,
+                plan,
                 program,
                 inputs: located.into_iter().map(|(source, _)| source).collect(),
                 params: to_canonical(&application.params)?,
@@ -206,7 +239,7 @@ impl<'a> Outline<'a> {
                 names: application.outputs.iter().map(|o| (o.role.clone(), o.name.clone())).collect(),
             });
         }
-        Ok((steps, fuel))
+        Ok(steps)
     }
 
     fn locate(&self, input: &Input, steps: &[Step]) -> Result<(Source, TensorType)> {
@@ -243,8 +276,7 @@ fn plan_application(
     application: &Application,
     module: &Arc<Module>,
     types: &[plan::Input<'_>],
-) -> Result<Planned> {
-    let program = inputs.engine.program(module)?;
+) -> Result<CheckedPlan> {
     let tp = action::effective_tp(application, identity(module), inputs.tp);
     let request = plan::request(&application.params, types, output_roles(application), tp, inputs.tile_bytes)?;
     let lens: Vec<u64> = types.iter().map(|(_, _, tensor)| tensor.len_bytes()).collect();
@@ -253,7 +285,9 @@ fn plan_application(
         Some(input) => format!("{name} of {}", input.name),
         None => name.clone(),
     };
-    let planned = plan::ask(program.as_ref(), &request, &lens)
+    let planned = inputs
+        .engine
+        .plan(module, &request, &lens)
         .map_err(|e| e.context(about()).at(application.at.clone()))?;
     planned.map_err(|Refusal { param, role, error }| {
         let subject = role.as_deref().and_then(|role| application.inputs.iter().find(|i| i.role == role));
@@ -303,7 +337,7 @@ impl Facts for AskedFacts<'_, '_> {
         match self.inputs.facts.load(&key) {
             Some(facts) if outputs.iter().all(|role| facts.contains_key(role)) => Ok(facts),
             _ => {
-                let facts = plan_application(self.inputs, application, &module, &types)?.plan.facts();
+                let facts = plan_application(self.inputs, application, &module, &types)?.facts();
                 self.inputs.facts.save(&key, &facts);
                 Ok(facts)
             }

@@ -18,10 +18,17 @@ macro_rules! shipped {
 }
 
 shipped![
+    "awq-dequantize",
     "cast",
     "concat",
+    "fp8-dequantize",
+    "fp8-fnuz",
+    "fp8-quantize",
     "gate-up",
+    "gptq-dequantize",
+    "lora-merge",
     "moe-stack",
+    "mxfp4-dequantize",
     "pad-head",
     "permute",
     "qkv-fuse",
@@ -30,6 +37,7 @@ shipped![
     "rope-permute",
     "slice",
     "tp-shard",
+    "weight-norm-fold",
 ];
 
 #[cfg(test)]

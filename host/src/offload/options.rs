@@ -86,9 +86,6 @@ pub struct StreamOptions {
     pub pin_limit_bytes: Option<u64>,
     /// The most that one registration holds, a multiple of 4 KiB.
     pub registration_bytes: u64,
-    /// Threads that fill page tables ahead of the registering thread. One or
-    /// two make registering as needed a fifth faster; more get into its way.
-    pub populate_threads: usize,
     /// How long one registration may take before it counts as hung.
     pub registration_timeout: Duration,
     /// A tmpfs folder for node-shared copies; without it there is no rung B.
@@ -130,12 +127,11 @@ impl Default for StreamOptions {
             register_when: RegisterWhen::AtOpen,
             pin_limit_bytes: None,
             registration_bytes: 1 << 30,
-            populate_threads: 2,
             registration_timeout: Duration::from_secs(60),
             tmpfs_root: None,
             node_lock: None,
             probe: None,
-            staging_bytes: 128 << 20,
+            staging_bytes: 96 << 20,
             chunk_bytes: 4 << 20,
             threads: 0,
             verify_on_device: false,

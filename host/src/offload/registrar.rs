@@ -11,7 +11,6 @@
 //! after all its ranges are unregistered; where that fails, it stays mapped.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -23,9 +22,6 @@ use super::device::{Access, Device};
 use super::options::{RegisterWhen, StreamOptions};
 use super::ranges::PageRange;
 use super::trace::Track;
-
-/// Page tables are filled in pieces of this size, so that threads can be stopped.
-const POPULATE_BYTES: u64 = 16 << 20;
 
 /// One registration.
 #[derive(Clone)]
@@ -50,7 +46,6 @@ pub(super) struct Registrar<D: Device> {
     calls: Option<Sender<Call>>,
     answers: Receiver<Result<()>>,
     thread: Option<JoinHandle<()>>,
-    populate: Option<Populate>,
     spent: Duration,
     hung: Option<Error>,
 }
@@ -78,7 +73,6 @@ impl<D: Device> Registrar<D> {
             .map_err(|e| Error::io("starting the registering thread", e))?;
         Ok(Registrar {
             device,
-            populate: Populate::start(&jobs, options.populate_threads)?,
             jobs,
             options: options.clone(),
             registered: Vec::new(),
@@ -141,9 +135,6 @@ impl<D: Device> Registrar<D> {
                 progress.advance(job.range.len());
             }
         }
-        if self.next == self.jobs.len() {
-            self.populate = None;
-        }
         Ok(())
     }
 
@@ -154,7 +145,6 @@ impl<D: Device> Registrar<D> {
     /// # Errors
     /// Only where the fatal hook returns, or a call hangs.
     pub(super) fn roll_back(&mut self) -> Result<()> {
-        self.populate = None;
         match self.close() {
             Err(e) if e.code() != Code::RegistrationHung => {
                 let fatal = e.context("a failed registration could not be rolled back, so memory stays pinned");
@@ -175,7 +165,6 @@ impl<D: Device> Registrar<D> {
         if let Some(error) = &self.hung {
             return Err(error.clone());
         }
-        self.populate = None;
         self.next = self.jobs.len();
         let mut first = Ok(());
         let mut kept = Vec::new();
@@ -245,69 +234,13 @@ impl<D: Device> Drop for Registrar<D> {
         // What could not be unregistered must not be unmapped.
         self.leak();
         self.calls = None;
-        match (&self.hung, self.thread.take(), self.populate.take()) {
-            (None, Some(thread), _) => drop(thread.join()),
-            // The thread is stuck in the driver, and threads that fill page
-            // tables may wait for it: none of them is waited for.
-            (Some(_), _, Some(populate)) => populate.give_up(),
-            _ => {}
+        // A thread that is stuck in the driver is not waited for.
+        if let (None, Some(thread)) = (&self.hung, self.thread.take()) {
+            thread.join().ok();
         }
     }
 }
 
 fn name_of(job: &Job) -> String {
     format!("{}, bytes {}..{}", job.map.path().display(), job.range.start(), job.range.end())
-}
-
-/// Threads that fill page tables ahead of the registering thread. Pinning
-/// pages whose page tables are there is several times faster, and unlike the
-/// registration itself this can be done by several threads.
-struct Populate {
-    stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-impl Populate {
-    fn start(jobs: &Arc<[Job]>, count: usize) -> Result<Option<Self>> {
-        let pieces: Arc<[(usize, u64)]> = jobs
-            .iter()
-            .enumerate()
-            .flat_map(|(i, job)| {
-                (job.range.start()..job.range.end()).step_by(POPULATE_BYTES as usize).map(move |at| (i, at))
-            })
-            .collect();
-        if count == 0 || pieces.is_empty() {
-            return Ok(None);
-        }
-        let (stop, taken) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let mut populate = Populate { stop: stop.clone(), threads: Vec::new() };
-        for _ in 0..count.min(pieces.len()) {
-            let (stop, taken, pieces, jobs) = (stop.clone(), taken.clone(), pieces.clone(), jobs.clone());
-            let work = move || {
-                while !stop.load(Ordering::Relaxed)
-                    && let Some((job, at)) = pieces.get(taken.fetch_add(1, Ordering::Relaxed))
-                {
-                    let job = &jobs[*job];
-                    job.map.populate(*at, POPULATE_BYTES.min(job.range.end() - at));
-                }
-            };
-            let thread = std::thread::Builder::new().name("populate".into()).spawn(work);
-            populate.threads.push(thread.map_err(|e| Error::io("starting a thread that fills page tables", e))?);
-        }
-        Ok(Some(populate))
-    }
-
-    fn give_up(mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.threads.clear();
-    }
-}
-
-impl Drop for Populate {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            thread.join().ok();
-        }
-    }
 }

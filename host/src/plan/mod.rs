@@ -33,15 +33,6 @@ pub struct Refusal {
     pub error: Error,
 }
 
-/// A plan, and the fuel that it took.
-#[derive(Debug)]
-pub struct Planned {
-    /// The checked answer.
-    pub plan: CheckedPlan,
-    /// Fuel of the planning call.
-    pub fuel: u64,
-}
-
 /// Builds the request for an application. `outputs` are the roles that the
 /// recipe asks for, sorted.
 ///
@@ -77,7 +68,7 @@ pub fn request(
 /// # Errors
 /// `Ok(Err(refusal))` if the module refuses its parameters or inputs; `Err`
 /// with a module code if it misbehaves.
-pub fn ask(program: &dyn Program, request: &PlanRequest, input_lens: &[u64]) -> Result<Result<Planned, Refusal>> {
+pub fn ask(program: &dyn Program, request: &PlanRequest, input_lens: &[u64]) -> Result<Result<CheckedPlan, Refusal>> {
     let reply = program.plan(&to_canonical(request)?)?;
     let answer = decode(&reply.answer)?;
     let (outputs, scratch) = match answer {
@@ -86,7 +77,7 @@ pub fn ask(program: &dyn Program, request: &PlanRequest, input_lens: &[u64]) -> 
     };
     let plan = CheckedPlan::check(request, input_lens, &outputs, &scratch)
         .map_err(|flaw| Error::new(Code::ModuleBadPlan, format!("the module's plan is wrong: {flaw}")))?;
-    Ok(Ok(Planned { plan, fuel: reply.fuel }))
+    Ok(Ok(plan))
 }
 
 /// Decodes an answer.

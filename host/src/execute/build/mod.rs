@@ -87,7 +87,7 @@ pub struct Done {
     pub blocks_reused: usize,
     /// Bytes that another entry had already.
     pub bytes_deduplicated: u64,
-    /// Fuel that modules used.
+    /// Fuel that tiles used.
     pub fuel: u64,
     /// Stages and how long they took.
     pub timings: BTreeMap<&'static str, Duration>,
@@ -206,11 +206,7 @@ fn find_or_publish(
 
 /// The graph of all plans, with their fuel.
 fn plan(outline: &Outline<'_>, done: &mut Done) -> Result<Graph> {
-    done.timed("plan", |done| {
-        let (steps, fuel) = outline.steps()?;
-        done.fuel += fuel;
-        Ok(Graph::new(outline.checkpoint().clone(), steps))
-    })
+    done.timed("plan", |_| Ok(Graph::new(outline.checkpoint().clone(), outline.steps()?)))
 }
 
 /// After the last read: is the source still what it was?

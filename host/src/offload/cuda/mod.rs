@@ -227,13 +227,13 @@ impl Device for CudaDevice {
     }
 
     fn leaf_tables(&self, leaves: &[&[Leaf]]) -> Result<Vec<CudaLeafTable>> {
-        let table: Vec<u8> = leaves
-            .iter()
-            .flat_map(|leaves| leaves.iter())
-            .flat_map(|leaf| [leaf.offset.to_le_bytes(), leaf.len.to_le_bytes()])
-            .flatten()
-            .collect();
-        let hash_bytes = table.len() / size_of::<Leaf>() * HASH_BYTES;
+        let count: usize = leaves.iter().map(|leaves| leaves.len()).sum();
+        let mut table = Vec::with_capacity(count * size_of::<Leaf>());
+        for leaf in leaves.iter().copied().flatten() {
+            table.extend_from_slice(&leaf.offset.to_le_bytes());
+            table.extend_from_slice(&leaf.len.to_le_bytes());
+        }
+        let hash_bytes = count * HASH_BYTES;
         let memory = Arc::new(Allocation::new(&self.context, (table.len() + hash_bytes).max(1) as u64)?);
         driver::copy_to_device(&self.uploads, &table, memory.address())?;
         self.uploads.synchronize()?;

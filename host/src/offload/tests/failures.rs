@@ -360,26 +360,41 @@ fn a_source_that_panics_is_an_error() {
     }
 }
 
-#[derive(Default)]
-struct StopAfter(AtomicU64);
+/// Cancels after so many bytes of a stage.
+struct StopAfter {
+    stage: &'static str,
+    left: Mutex<Option<u64>>,
+    bytes: u64,
+}
+
 impl Progress for StopAfter {
+    fn stage(&self, what: &str, _: u64) {
+        *self.left.lock().unwrap() = (what == self.stage).then_some(self.bytes);
+    }
     fn advance(&self, bytes: u64) {
-        self.0.fetch_add(bytes, Ordering::Relaxed);
+        let mut left = self.left.lock().unwrap();
+        *left = left.map(|left| left.saturating_sub(bytes));
     }
     fn cancelled(&self) -> bool {
-        self.0.load(Ordering::Relaxed) > 100_000
+        *self.left.lock().unwrap() == Some(0)
     }
 }
 
 #[test]
 fn a_cancelled_stream_stops_and_cleans_up() {
     let model = Model::new(20, 30_000);
-    let device = faulty(Faults::default());
-    let options = StreamOptions { progress: Some(Arc::new(StopAfter::default())), ..small() };
-    let mut streamer = Streamer::open(device.clone(), model.blocks(), options).unwrap();
-    assert_eq!(streamer.pass(|block| model.check(block)).unwrap_err().code(), Code::Interrupted);
-    drop(streamer);
-    assert_eq!(device.inner().registered_bytes(), 0);
+    for stage in ["register", "stream"] {
+        let device = faulty(Faults::default());
+        let progress = StopAfter { stage, left: Mutex::default(), bytes: 100_000 };
+        let options = StreamOptions { progress: Some(Arc::new(progress)), ..many() };
+        let outcome = Streamer::open(device.clone(), model.blocks(), options)
+            .and_then(|mut streamer| streamer.pass(|block| model.check(block)));
+        assert_eq!(outcome.unwrap_err().code(), Code::Interrupted, "{stage}");
+        let calls = device.calls();
+        assert!(registered(&calls).len() > 10);
+        assert_eq!(unregistered(&calls), reversed(registered(&calls)));
+        assert_eq!(device.inner().registered_bytes(), 0);
+    }
 }
 
 #[test]

@@ -8,8 +8,8 @@
 //! Files are ordinary [`File`] handles in both: a consumer of the store maps
 //! and reads them like any other file. The trait adds nothing to what POSIX
 //! promises; where the system may do less than asked ([`Storage::read_at`],
-//! [`Storage::write_at`]) the loops are here, in [`read_full`] and
-//! [`write_full`], under test with short answers.
+//! [`Storage::write_at`]) the loops are in this file, under test with short
+//! answers.
 
 mod disk;
 pub mod model;
