@@ -203,8 +203,8 @@ impl Cut {
             Writes::PerUnit(bytes) => (bytes, 0),
             Writes::PerTile(bytes) => (0, bytes),
         };
-        let budget = self.tile_bytes.saturating_sub(fixed + out_per_tile).max(self.tile_bytes / 4);
-        let fit = budget / (per_unit + out_per_unit).max(1);
+        let budget = self.tile_bytes.saturating_sub(fixed.saturating_add(out_per_tile)).max(self.tile_bytes / 4);
+        let fit = budget / per_unit.saturating_add(out_per_unit).max(1);
         let step = if out_per_unit == 0 { 1 } else { LEAF_BYTES / gcd(LEAF_BYTES, out_per_unit) };
         let units = if fit >= step { fit / step * step } else { fit };
         units.clamp(1, self.units.max(1))
@@ -235,7 +235,7 @@ impl Cut {
 
     fn group(&self, first: u64, count: u64, units: u64) -> Result<TileGroup> {
         let len = match self.writes {
-            Writes::PerUnit(bytes) => units * bytes,
+            Writes::PerUnit(bytes) => units.saturating_mul(bytes),
             Writes::PerTile(bytes) => bytes,
         };
         let mut window_bytes = len;
@@ -244,11 +244,11 @@ impl Cut {
             group = match window {
                 Window::PerUnit(array) => {
                     let own = array.slice(0, first..first + count * units)?.split(0, &[count, units])?;
-                    window_bytes += own.len_bytes() / count;
+                    window_bytes = window_bytes.saturating_add(own.len_bytes() / count);
                     group.window(&own)?
                 }
                 Window::Shared(array) => {
-                    window_bytes += array.len_bytes();
+                    window_bytes = window_bytes.saturating_add(array.len_bytes());
                     group.shared(array)?
                 }
             };

@@ -77,3 +77,8 @@ pub mod view;
 pub mod wire;
 
 pub use weightmill_guest_macros::{Choice, transform};
+
+/// Compiles the example of the authors' page.
+#[cfg(doctest)]
+#[doc = include_str!("../../transforms/README.md")]
+struct AuthorsPage;

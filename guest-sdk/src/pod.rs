@@ -42,6 +42,7 @@ pod!(u8 i8 u16 i16 u32 i32 u64 i64 f32 f64);
 ///
 /// assert_eq!(pod::of::<u8>(&[1, 2]), &[1, 2]);
 /// ```
+#[track_caller]
 pub fn of<T: Pod>(bytes: &[u8]) -> &[T] {
     // SAFETY: `Pod` is sealed to integers and floats: every bit pattern is valid.
     let (head, numbers, tail) = unsafe { bytes.align_to::<T>() };
@@ -59,6 +60,7 @@ pub fn of<T: Pod>(bytes: &[u8]) -> &[T] {
 ///
 /// pod::of_mut::<u8>(&mut [1, 2])[0] = 7;
 /// ```
+#[track_caller]
 pub fn of_mut<T: Pod>(bytes: &mut [u8]) -> &mut [T] {
     let misfit = misfit::<T>(bytes);
     // SAFETY: `Pod` is sealed to integers and floats: every bit pattern is

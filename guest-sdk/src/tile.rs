@@ -96,6 +96,7 @@ impl<'a> Tile<'a> {
     ///
     /// # Panics
     /// If the plan gave the group fewer windows.
+    #[track_caller]
     pub fn bytes(&self, window: usize) -> &'a [u8] {
         assert!(window < self.inputs.len(), "the tile has {} input windows, not {}", self.inputs.len(), window + 1);
         self.inputs[window]
@@ -118,6 +119,7 @@ impl<'a> Tile<'a> {
     /// assert_eq!((tile.inputs(), tile.input::<u16>(0)), (1, &[1, 2][..]));
     /// assert_eq!(tile.bytes(0), [1, 0, 2, 0]);
     /// ```
+    #[track_caller]
     pub fn input<T: Pod>(&self, window: usize) -> &'a [T] {
         pod::of(self.bytes(window))
     }
@@ -138,6 +140,7 @@ impl<'a> Tile<'a> {
     /// tile.output::<u16>()[1] = 0x0102;
     /// assert_eq!(tile.output_bytes(), [0, 0, 2, 1]);
     /// ```
+    #[track_caller]
     pub fn output<T: Pod>(&mut self) -> &mut [T] {
         pod::of_mut(self.output)
     }

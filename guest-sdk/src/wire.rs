@@ -33,33 +33,42 @@ pub fn read_request(document: &[u8]) -> Result<Request, String> {
         _ => None,
     };
     let params = params.map(|value| core::mem::replace(value, Value::Null));
-    let of = |name: &str, found: Option<u64>| found.ok_or_else(|| lacks(name));
-    let whole = |value: &Value, name: &str| of(name, value.get(name).and_then(Value::as_u64));
-    let list =
-        |value: &Value, name: &str| value.get(name).and_then(Value::as_array).map(Vec::from).ok_or_else(|| lacks(name));
-    let text = |value: &Value, name: &str| {
-        value.get(name).and_then(Value::as_str).map(String::from).ok_or_else(|| lacks(name))
-    };
-    let input = |value: &Value| {
-        Ok(PlanInput {
-            dtype: text(value, "dtype")?.parse().map_err(|_| lacks("dtype"))?,
-            index: whole(value, "index")?,
-            role: text(value, "role")?,
-            shape: list(value, "shape")?.iter().map(|n| of("shape", n.as_u64())).collect::<Result<_, _>>()?,
-        })
-    };
+    let abi = whole(&document, "abi")? as u32;
     let tp = document.get("tp").unwrap_or(&Value::Null);
+    let size = Some(whole(tp, "size")?).filter(|&size| size > 0);
     Ok(PlanRequest {
-        abi: whole(&document, "abi")? as u32,
-        inputs: list(&document, "inputs")?.iter().map(input).collect::<Result<_, String>>()?,
+        abi,
+        inputs: list(&document, "inputs")?.iter().map(read_input).collect::<Result<_, _>>()?,
         outputs: list(&document, "outputs")?
             .iter()
             .map(|role| role.as_str().map(String::from).ok_or_else(|| lacks("outputs")))
             .collect::<Result<_, _>>()?,
         params: params.ok_or_else(|| lacks("params"))?,
         tile_bytes: whole(&document, "tile_bytes")?,
-        tp: Tp { rank: whole(tp, "rank")?, size: of("size", whole(tp, "size").ok().filter(|&size| size > 0))? },
+        tp: Tp { rank: whole(tp, "rank")?, size: size.ok_or_else(|| lacks("size"))? },
     })
+}
+
+fn read_input(input: &Value) -> Result<PlanInput, String> {
+    let extents = list(input, "shape")?.iter().map(|extent| extent.as_u64().ok_or_else(|| lacks("shape")));
+    Ok(PlanInput {
+        dtype: text(input, "dtype")?.parse().map_err(|_| lacks("dtype"))?,
+        index: whole(input, "index")?,
+        role: text(input, "role")?.into(),
+        shape: extents.collect::<Result<_, _>>()?,
+    })
+}
+
+fn whole(of: &Value, name: &str) -> Result<u64, String> {
+    of.get(name).and_then(Value::as_u64).ok_or_else(|| lacks(name))
+}
+
+fn text<'v>(of: &'v Value, name: &str) -> Result<&'v str, String> {
+    of.get(name).and_then(Value::as_str).ok_or_else(|| lacks(name))
+}
+
+fn list<'v>(of: &'v Value, name: &str) -> Result<&'v [Value], String> {
+    of.get(name).and_then(Value::as_array).ok_or_else(|| lacks(name))
 }
 
 fn lacks(name: &str) -> String {

@@ -70,6 +70,10 @@ codes! {
         RecipeInvalid "recipe_invalid",
         /// No such module.
         ModuleNotFound "module_not_found",
+        /// A module's source does not build.
+        ModuleBuildFailed "module_build_failed",
+        /// A golden vector of a module is malformed.
+        VectorInvalid "vector_invalid",
         /// A `$config` key, or config.json itself, is missing.
         MissingConfig "missing_config",
         /// An application lacks a role.

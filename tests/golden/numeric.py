@@ -25,7 +25,7 @@ BITS = {BF16: np.uint16, F16: np.uint16, F32: np.uint32}
 
 def bits_of(x: np.ndarray) -> np.ndarray:
     """The bit patterns of a float array."""
-    return np.ascontiguousarray(x).view(BITS[x.dtype])
+    return np.asarray(x, order="C").view(BITS[x.dtype])
 
 
 def widen(x: np.ndarray) -> np.ndarray:

@@ -49,7 +49,6 @@ def steps(cases: CaseSet) -> None:
         ("module-digest", "module_not_found", "sha256:" + "0" * 64, W, W, {}),
         ("output-name", "bad_tensor_name", "cast", W, {"w": "__pad__.{i}"}, {"dtype": "F32"}),
         ("capture-unknown", "recipe_invalid", "cast", W, {"w": "l.{j}.q"}, {"dtype": "F32"}),
-        ("dims", "bad_params", "permute", W, W, {"dims": [0, 0]}),
     ]
     for name, code, module, inputs, outputs, params in variants:
         with cases.case(f"bad-{name}") as c:

@@ -57,6 +57,7 @@ impl Bench {
             verify: Verify::First,
             pool: &self.pool,
             memory_budget_bytes: 1 << 30,
+            check_source: false,
             progress: &Silent,
             provenance: &|| Ok(serde_json::json!({})),
         };

@@ -44,23 +44,32 @@ impl<S: Float> Weights<'_, S> {
         assert!(self.columns > 0 && self.columns % PER_WORD == 0, "columns come in eights");
         assert_eq!(self.words.len() * PER_WORD, to.len(), "a code for every value");
         assert_eq!(groups.len() * self.columns, to.len(), "a group for every row");
+        let codes = Codes { words: self.words, columns: self.columns };
         if SIMD {
-            self.each_group(groups, |group, rows| self.rows_simd::<D>(group, rows, to));
+            self.each_group(groups, |group, rows| codes.rows_simd::<D>(group, rows, to));
         } else {
-            self.each_group(groups, |group, rows| self.rows_scalar::<D>(group, rows, to));
+            self.each_group(groups, |group, rows| codes.rows_scalar::<D>(group, rows, to));
         }
     }
 
     fn each_group(&self, groups: &[u32], mut each: impl FnMut(&Group, &[usize])) {
         let mut group = Group::of_columns(self.columns);
-        let width = self.width();
+        let width = self.columns / PER_WORD;
         by_group(groups, |number, rows| {
             let scales = &self.scales[number * self.columns..][..self.columns];
             group.set::<S>(scales, &self.zeros[number * width..][..width], ORDER, 0);
             each(&group, rows);
         });
     }
+}
 
+/// The part of [`Weights`] that does not depend on the scales' format.
+struct Codes<'a> {
+    words: &'a [u32],
+    columns: usize,
+}
+
+impl Codes<'_> {
     /// Words in a row.
     fn width(&self) -> usize {
         self.columns / PER_WORD
@@ -79,6 +88,7 @@ impl<S: Float> Weights<'_, S> {
         }
     }
 
+    #[inline(never)]
     fn rows_simd<D: Float>(&self, group: &Group, rows: &[usize], to: &mut [D::Element]) {
         let (sixteens, others) = int4::sixteens::<D>(rows, 1);
         // Tables are looked up for four words at a time; a row's last words
@@ -98,24 +108,11 @@ impl<S: Float> Weights<'_, S> {
     /// The words of a row from number `from` on.
     fn row<D: Float>(&self, group: &Group, row: usize, from: usize, to: &mut [D::Element]) {
         let words = &self.words[row * self.width()..][from..self.width()];
-        let to = to[row * self.columns..][from * PER_WORD..self.columns].as_chunks_mut::<8>().0;
-        let zeros = group.zeros[from * PER_WORD..].as_chunks::<8>().0;
-        let scales = group.scales[from * PER_WORD..].as_chunks::<8>().0;
-        // Nibbles 0 4 1 5 and 2 6 3 7, each a byte, to 32-bit lanes.
-        let columns = [0x80_u32 << 8 | 0x80 << 16 | 0x80 << 24; 4];
-        let lanes = |nibbles: [u32; 4]| {
-            let [a, b, c, d] = core::array::from_fn(|i| columns[i] | nibbles[i]);
-            u32x4(a, b, c, d)
-        };
-        let (first, second) = (lanes([0, 4, 1, 5]), lanes([2, 6, 3, 7]));
-        for (((to, word), zeros), scales) in to.iter_mut().zip(words).zip(zeros).zip(scales) {
-            let word = u32x4_splat(*word);
-            let even = v128_and(word, u8x16_splat(15));
-            let odd = v128_and(u16x8_shr(word, 4), u8x16_splat(15));
-            let nibbles = zip8_low(even, odd);
-            let codes = [i8x16_swizzle(nibbles, first), i8x16_swizzle(nibbles, second)];
-            D::store8_canonical(to, int4::values8(codes, zeros, scales));
-        }
+        let to = &mut to[row * self.columns..][from * PER_WORD..self.columns];
+        let spread = int4::Spread::new(ORDER);
+        int4::each_eight::<D, _, 1>(words, group, from * PER_WORD, to, |&[word], zeros, scales, to| {
+            D::store8_canonical(to, int4::values8(spread.codes8(word), zeros, scales));
+        });
     }
 
     /// Sixteen rows from each of `starts`, but for a last part of less than 32
@@ -126,19 +123,17 @@ impl<S: Float> Weights<'_, S> {
         }
         let (zeros, scales) = (group.zeros.as_chunks::<8>().0, group.scales.as_chunks::<8>().0);
         let blocks = zeros.chunks_exact(4).zip(scales.chunks_exact(4));
+        let mut values = int4::Rows::<D>::new();
         for (number, (zeros, scales)) in blocks.enumerate() {
             let tables: [_; 4] = core::array::from_fn(|block| int4::tables::<D>(&zeros[block], &scales[block]));
             for &row in starts {
                 let bytes = self.bytes16(row, number * 4);
                 for (block, tables) in tables.iter().enumerate() {
-                    let column = number * 32 + block * 8;
-                    let codes = codes(&bytes[4 * block..]);
-                    let values = int4::look_up(tables, &codes);
-                    for (i, values) in values.into_iter().flatten().enumerate() {
-                        let to = &mut to[(row + i) * self.columns + column..][..8];
-                        D::store_packed8(to.try_into().expect("eight columns"), values);
-                    }
+                    let bytes = bytes[4 * block..][..4].try_into().expect("four bytes of a word");
+                    let codes = codes(bytes);
+                    values.set(block, int4::look_up(tables, &codes));
                 }
+                values.write(4, &mut to[row * self.columns + number * 32..], self.columns);
             }
         }
     }
@@ -147,24 +142,38 @@ impl<S: Float> Weights<'_, S> {
     /// rounds of interleaving the first half with the second.
     #[inline(always)]
     fn bytes16(&self, row: usize, word: usize) -> [v128; 16] {
-        let mut rows: [v128; 16] = core::array::from_fn(|i| {
-            let words = &self.words[(row + i) * self.width() + word..][..4];
+        let words = |number: usize| {
+            let words = &self.words[(row + number) * self.width() + word..][..4];
             load::<u32, 4>(words.try_into().expect("four words"))
-        });
-        for _ in 0..4 {
-            rows = core::array::from_fn(|i| {
-                let (a, b) = (rows[i / 2], rows[i / 2 + 8]);
-                if i % 2 == 0 { zip8_low(a, b) } else { zip8_high(a, b) }
-            });
-        }
-        rows
+        };
+        let mut low = eight!(i => words(i));
+        let mut high = eight!(i => words(8 + i));
+        // Written out four times, so that no vector goes through memory for
+        // the sake of a loop.
+        (low, high) = interleave(low, high);
+        (low, high) = interleave(low, high);
+        (low, high) = interleave(low, high);
+        (low, high) = interleave(low, high);
+        [
+            low[0], low[1], low[2], low[3], low[4], low[5], low[6], low[7], high[0], high[1], high[2], high[3],
+            high[4], high[5], high[6], high[7],
+        ]
     }
+}
+
+/// The bytes of the first of `low`, alternating with those of the first of
+/// `high`, and so on.
+#[inline(always)]
+fn interleave(low: [v128; 8], high: [v128; 8]) -> ([v128; 8], [v128; 8]) {
+    let pair =
+        |i: usize| if i % 2 == 0 { zip8_low(low[i / 2], high[i / 2]) } else { zip8_high(low[i / 2], high[i / 2]) };
+    (eight!(i => pair(i)), eight!(i => pair(8 + i)))
 }
 
 /// The codes of eight columns from the four bytes of their words.
 #[inline(always)]
-fn codes(bytes: &[v128]) -> [v128; 8] {
-    core::array::from_fn(|column| {
+fn codes(bytes: &[v128; 4]) -> [v128; 8] {
+    eight!(column => {
         let nibble = ORDER[column] as usize;
         let byte = bytes[nibble / 2];
         let byte = if nibble % 2 == 0 { byte } else { u16x8_shr(byte, 4) };
@@ -176,13 +185,15 @@ fn codes(bytes: &[v128]) -> [v128; 8] {
 impl<S: Float> Weights<'_, S> {
     pub(super) fn scalar<D: Float>(&self, groups: &[u32]) -> Vec<D::Element> {
         let mut to = vec![D::Element::default(); groups.len() * self.columns];
-        self.each_group(groups, |group, rows| self.rows_scalar::<D>(group, rows, &mut to));
+        let codes = Codes { words: self.words, columns: self.columns };
+        self.each_group(groups, |group, rows| codes.rows_scalar::<D>(group, rows, &mut to));
         to
     }
 
     pub(super) fn simd<D: Float>(&self, groups: &[u32]) -> Vec<D::Element> {
         let mut to = vec![D::Element::default(); groups.len() * self.columns];
-        self.each_group(groups, |group, rows| self.rows_simd::<D>(group, rows, &mut to));
+        let codes = Codes { words: self.words, columns: self.columns };
+        self.each_group(groups, |group, rows| codes.rows_simd::<D>(group, rows, &mut to));
         to
     }
 }

@@ -49,7 +49,8 @@ pub fn input_of(cx: &Plan<'_>, role: &str, dtype: Dtype) -> Result<Array> {
     if array.dtype() == dtype {
         return Ok(array);
     }
-    Err(array.refuse(format!("{role} must be {dtype}, found {} {:?}", array.dtype(), array.shape()))
+    Err(array
+        .refuse(format!("{role} must be {dtype}, found {} {:?}", array.dtype(), array.shape()))
         .hint(format!("check that {role} names the right tensor")))
 }
 
@@ -82,7 +83,8 @@ pub fn check_shape(array: &Array, expected: &[u64], why: &str) -> Result<()> {
         return Ok(());
     }
     let role = array.role();
-    Err(array.refuse(format!("{role} must be of shape {expected:?} ({why}), found {:?}", array.shape()))
+    Err(array
+        .refuse(format!("{role} must be of shape {expected:?} ({why}), found {:?}", array.shape()))
         .hint(format!("check that {role} belongs to the same layer and scheme")))
 }
 
@@ -95,6 +97,7 @@ pub fn check_ndim(array: &Array, expected: usize, what: &str) -> Result<()> {
         return Ok(());
     }
     let (role, shape) = (array.role(), array.shape());
-    Err(array.refuse(format!("{role} must have {expected} dimensions {what}, found {} {shape:?}", array.ndim()))
+    Err(array
+        .refuse(format!("{role} must have {expected} dimensions {what}, found {} {shape:?}", array.ndim()))
         .hint("use permute with reshape first"))
 }

@@ -70,8 +70,16 @@ mod sealed {
         /// What `store8_canonical` would store: 16-bit formats only.
         fn pack8_canonical(values: [v128; 2]) -> v128;
 
+        /// As `pack8_canonical`, for values that are 0 or normal in the format.
+        fn pack8_normal(values: [v128; 2]) -> v128 {
+            Self::pack8_canonical(values)
+        }
+
         /// Stores what `pack8_canonical` gave: 16-bit formats only.
         fn store_packed8(to: &mut [Self::Packed; 8], packed: v128);
+
+        /// What `store_packed8` stored: 16-bit formats only.
+        fn load_packed8(from: &[Self::Packed; 8]) -> v128;
     }
 }
 
@@ -220,6 +228,10 @@ impl Lanes for F32 {
         unreachable!("eight f32 are two vectors")
     }
 
+    fn load_packed8(_: &[f32; 8]) -> v128 {
+        unreachable!("eight f32 are two vectors")
+    }
+
     #[inline(always)]
     fn load8(from: &[f32; 8]) -> [v128; 2] {
         let [a, b] = super::lanes::halves(from);
@@ -262,6 +274,11 @@ impl Lanes for BF16 {
     }
 
     #[inline(always)]
+    fn load_packed8(from: &[u16; 8]) -> v128 {
+        load(from)
+    }
+
+    #[inline(always)]
     fn load8(from: &[u16; 8]) -> [v128; 2] {
         let (bits, zero) = (load(from), u16x8_splat(0));
         [zip16_low(zero, bits), zip16_high(zero, bits)]
@@ -270,7 +287,7 @@ impl Lanes for BF16 {
     #[inline(always)]
     fn store8(to: &mut [u16; 8], values: [v128; 2]) {
         let encode = |u: v128| {
-            let nan = i32x4_gt(v128_and(u, u32x4_splat(ABS)), u32x4_splat(INFINITY));
+            let nan = f32x4_ne(u, u);
             let odd = v128_and(u32x4_shr(u, 16), u32x4_splat(1));
             let round = v128_andnot(i32x4_add(odd, u32x4_splat(0x7fff)), nan);
             v128_or(u32x4_shr(i32x4_add(u, round), 16), v128_and(nan, u32x4_splat(0x40)))
@@ -322,18 +339,24 @@ impl Lanes for F16 {
     }
 
     #[inline(always)]
+    fn load_packed8(from: &[u16; 8]) -> v128 {
+        load(from)
+    }
+
+    #[inline(always)]
     fn load8(from: &[u16; 8]) -> [v128; 2] {
         let (bits, zero) = (load(from), u16x8_splat(0));
         // The element in the high half of a lane: sign in place, the rest to
         // be shifted to f32's fields.
         let decode = |high: v128| {
             let m = u32x4_shr(v128_and(high, u32x4_splat(0x7fff_0000)), 3);
-            let special = i32x4_gt(m, u32x4_splat((31 << 23) - 1));
+            let exponent = v128_and(m, u32x4_splat(31 << 23));
+            let special = i32x4_eq(exponent, u32x4_splat(31 << 23));
             let normal = i32x4_add(m, u32x4_splat(F16_REBIAS));
             let normal = i32x4_add(normal, v128_and(special, u32x4_splat(F16_REBIAS)));
             let unit = u32x4_splat(F16_NORMAL);
             let subnormal = f32x4_sub(i32x4_add(m, unit), unit);
-            let magnitude = v128_bitselect(subnormal, normal, i32x4_lt(m, u32x4_splat(1 << 23)));
+            let magnitude = v128_bitselect(subnormal, normal, i32x4_eq(exponent, u32x4_splat(0)));
             v128_or(magnitude, v128_and(high, u32x4_splat(0x8000_0000)))
         };
         [decode(zip16_low(zero, bits)), decode(zip16_high(zero, bits))]
@@ -341,28 +364,52 @@ impl Lanes for F16 {
 
     #[inline(always)]
     fn store8(to: &mut [u16; 8], values: [v128; 2]) {
+        let payload = |u: v128| v128_or(v128_and(u32x4_shr(u, 13), u32x4_splat(0x3ff)), u32x4_splat(0x200));
+        store(to, f16_of(values, payload));
+    }
+
+    #[inline(always)]
+    fn store8_canonical(to: &mut [u16; 8], values: [v128; 2]) {
         store(to, Self::pack8_canonical(values));
     }
 
-    // Right for any NaN.
     #[inline(always)]
     fn pack8_canonical(values: [v128; 2]) -> v128 {
-        // Magnitudes only; the sign is put in on the narrow lanes.
+        f16_of(values, |_| u32x4_splat(0x200))
+    }
+
+    #[inline(always)]
+    fn pack8_normal(values: [v128; 2]) -> v128 {
+        // 0 becomes negative, and narrowing saturates that to 0.
         let encode = |u: v128| {
             let a = v128_and(u, u32x4_splat(ABS));
             let odd = v128_and(u32x4_shr(a, 13), u32x4_splat(1));
-            let bias = u32x4_splat(0xfff_u32.wrapping_sub(F16_REBIAS));
-            let normal = u32x4_shr(i32x4_add(i32x4_add(a, bias), odd), 13);
-            let rounder = u32x4_splat(F16_ROUNDER);
-            let subnormal = i32x4_sub(f32x4_add(a, rounder), rounder);
-            let finite = v128_bitselect(subnormal, normal, i32x4_lt(a, u32x4_splat(F16_NORMAL)));
-            let payload = v128_and(u32x4_shr(a, 13), u32x4_splat(0x3ff));
-            let nan = v128_and(i32x4_gt(a, u32x4_splat(INFINITY)), v128_or(payload, u32x4_splat(0x200)));
-            let special = v128_or(nan, u32x4_splat(0x7c00));
-            v128_bitselect(special, finite, i32x4_gt(a, u32x4_splat(F16_OVERFLOW - 1)))
+            i32x4_shr(i32x4_add(i32x4_add(a, u32x4_splat(0xfff_u32.wrapping_sub(F16_REBIAS))), odd), 13)
         };
-        let magnitude = u16x8_narrow_i32x4(encode(values[0]), encode(values[1]));
-        let sign = v128_and(i16x8_narrow_i32x4(values[0], values[1]), u16x8_splat(0x8000));
-        v128_or(magnitude, sign)
+        with_signs(u16x8_narrow_i32x4(encode(values[0]), encode(values[1])), values)
     }
+}
+
+/// Eight magnitudes with the signs of `values`: narrowing keeps signs.
+#[inline(always)]
+fn with_signs(magnitudes: v128, values: [v128; 2]) -> v128 {
+    v128_or(magnitudes, v128_and(i16x8_narrow_i32x4(values[0], values[1]), u16x8_splat(0x8000)))
+}
+
+/// Eight f32 as F16, with the mantissas of NaNs from `payload`.
+#[inline(always)]
+fn f16_of(values: [v128; 2], payload: impl Fn(v128) -> v128) -> v128 {
+    // Magnitudes only; the sign is put in on the narrow lanes.
+    let encode = |u: v128| {
+        let a = v128_and(u, u32x4_splat(ABS));
+        let odd = v128_and(u32x4_shr(a, 13), u32x4_splat(1));
+        let bias = u32x4_splat(0xfff_u32.wrapping_sub(F16_REBIAS));
+        let normal = u32x4_shr(i32x4_add(i32x4_add(a, bias), odd), 13);
+        let rounder = u32x4_splat(F16_ROUNDER);
+        let subnormal = i32x4_sub(f32x4_add(a, rounder), rounder);
+        let finite = v128_bitselect(subnormal, normal, f32x4_lt(a, u32x4_splat(F16_NORMAL)));
+        // All that is beyond infinity is infinity, and a NaN is more.
+        v128_or(i32x4_min(finite, u32x4_splat(0x7c00)), v128_and(f32x4_ne(u, u), payload(u)))
+    };
+    with_signs(u16x8_narrow_i32x4(encode(values[0]), encode(values[1])), values)
 }

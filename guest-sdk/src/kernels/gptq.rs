@@ -48,10 +48,11 @@ impl<S: Float> Weights<'_, S> {
         assert!(self.columns > 0 && self.columns % PER_WORD == 0, "columns come in eights");
         assert_eq!(self.words.len() * PER_WORD, to.len(), "a code for every value");
         assert_eq!(groups.len() * self.columns, to.len(), "a group for every row");
+        let codes = Codes { words: self.words, columns: self.columns };
         if SIMD {
-            self.each_group(groups, |group, rows| self.rows_simd::<D>(group, rows, to));
+            self.each_group(groups, |group, rows| codes.rows_simd::<D>(group, rows, to));
         } else {
-            self.each_group(groups, |group, rows| self.rows_scalar::<D>(group, rows, to));
+            self.each_group(groups, |group, rows| codes.rows_scalar::<D>(group, rows, to));
         }
     }
 
@@ -64,7 +65,15 @@ impl<S: Float> Weights<'_, S> {
             each(&group, rows);
         });
     }
+}
 
+/// The part of [`Weights`] that does not depend on the scales' format.
+struct Codes<'a> {
+    words: &'a [u32],
+    columns: usize,
+}
+
+impl Codes<'_> {
     fn rows_scalar<D: Float>(&self, group: &Group, rows: &[usize], to: &mut [D::Element]) {
         for &row in rows {
             let words = &self.words[row / PER_WORD * self.columns..][..self.columns];
@@ -76,19 +85,19 @@ impl<S: Float> Weights<'_, S> {
         }
     }
 
+    #[inline(never)]
     fn rows_simd<D: Float>(&self, group: &Group, rows: &[usize], to: &mut [D::Element]) {
         let (sixteens, others) = int4::sixteens::<D>(rows, PER_WORD);
         self.look_up::<D>(group, &sixteens, to);
         for row in others {
             let words = &self.words[row / PER_WORD * self.columns..][..self.columns];
             let shift = 4 * (row % PER_WORD) as u32;
-            let to = to[row * self.columns..][..self.columns].as_chunks_mut::<8>().0;
-            let (zeros, scales) = (group.zeros.as_chunks::<8>().0, group.scales.as_chunks::<8>().0);
-            for (((to, words), zeros), scales) in to.iter_mut().zip(words.as_chunks::<8>().0).zip(zeros).zip(scales) {
-                let codes = halves(words)
-                    .map(|words| v128_and(u32x4_shr(load::<u32, 4>(words), shift), u32x4_splat(15)));
-                D::store8_canonical(to, int4::values8(codes, zeros, scales));
-            }
+            let eight = |words: &[u32; 8], zeros: &[i32; 8], scales: &[f32; 8], to: &mut [D::Element; 8]| {
+                let [low, high] = halves(words);
+                let code = |words: &[u32; 4]| v128_and(u32x4_shr(load::<u32, 4>(words), shift), u32x4_splat(15));
+                D::store8_canonical(to, int4::values8([code(low), code(high)], zeros, scales));
+            };
+            int4::each_eight::<D, _, 8>(words, group, 0, &mut to[row * self.columns..][..self.columns], eight);
         }
     }
 
@@ -98,6 +107,7 @@ impl<S: Float> Weights<'_, S> {
         if starts.is_empty() {
             return;
         }
+        let mut values = int4::Rows::<D>::new();
         let (zeros, scales) = (group.zeros.as_chunks::<8>().0, group.scales.as_chunks::<8>().0);
         for (number, (zeros, scales)) in zeros.chunks(4).zip(scales.chunks(4)).enumerate() {
             let mut tables = [[[u32x4_splat(0); 2]; 8]; 4];
@@ -106,14 +116,10 @@ impl<S: Float> Weights<'_, S> {
             }
             for &row in starts {
                 for (block, tables) in tables.iter().enumerate().take(zeros.len()) {
-                    let column = number * 32 + block * 8;
-                    let codes = self.codes16(row, column);
-                    let values = int4::look_up(tables, &codes);
-                    for (i, values) in values.into_iter().flatten().enumerate() {
-                        let to = &mut to[(row + i) * self.columns + column..][..8];
-                        D::store_packed8(to.try_into().expect("eight columns"), values);
-                    }
+                    let codes = self.codes16(row, number * 32 + block * 8);
+                    values.set(block, int4::look_up(tables, &codes));
                 }
+                values.write(zeros.len(), &mut to[row * self.columns + number * 32..], self.columns);
             }
         }
     }
@@ -123,21 +129,22 @@ impl<S: Float> Weights<'_, S> {
     fn codes16(&self, row: usize, column: usize) -> [v128; 8] {
         let words = |number: usize| -> [v128; 2] {
             let words = &self.words[(row / PER_WORD + number) * self.columns + column..][..8];
-            halves::<u32>(words.try_into().expect("eight columns")).map(load::<u32, 4>)
+            let [low, high] = halves::<u32>(words.try_into().expect("eight columns"));
+            [load::<u32, 4>(low), load::<u32, 4>(high)]
         };
-        let (first, second) = (words(0), words(1));
-        let mut codes = [first[0]; 8];
-        for half in 0..2 {
-            let pairs = [zip32_low(first[half], second[half]), zip32_high(first[half], second[half])];
-            for (pair, words) in pairs.into_iter().enumerate() {
-                // Eight bytes of a column's 16 rows, then those of the next.
-                let even = v128_and(words, u8x16_splat(15));
-                let odd = v128_and(u16x8_shr(words, 4), u8x16_splat(15));
-                codes[4 * half + 2 * pair] = zip8_low(even, odd);
-                codes[4 * half + 2 * pair + 1] = zip8_high(even, odd);
-            }
-        }
-        codes
+        let ([a, b], [c, d]) = (words(0), words(1));
+        // Eight bytes of a column's 16 rows, then those of the next column.
+        let pairs = [zip32_low(a, c), zip32_high(a, c), zip32_low(b, d), zip32_high(b, d)];
+        let nibbles = |words: v128| {
+            let even = v128_and(words, u8x16_splat(15));
+            let odd = v128_and(u16x8_shr(words, 4), u8x16_splat(15));
+            (zip8_low(even, odd), zip8_high(even, odd))
+        };
+        let (c0, c1) = nibbles(pairs[0]);
+        let (c2, c3) = nibbles(pairs[1]);
+        let (c4, c5) = nibbles(pairs[2]);
+        let (c6, c7) = nibbles(pairs[3]);
+        [c0, c1, c2, c3, c4, c5, c6, c7]
     }
 }
 
@@ -145,13 +152,15 @@ impl<S: Float> Weights<'_, S> {
 impl<S: Float> Weights<'_, S> {
     pub(super) fn scalar<D: Float>(&self, groups: &[u32]) -> Vec<D::Element> {
         let mut to = vec![D::Element::default(); groups.len() * self.columns];
-        self.each_group(groups, |group, rows| self.rows_scalar::<D>(group, rows, &mut to));
+        let codes = Codes { words: self.words, columns: self.columns };
+        self.each_group(groups, |group, rows| codes.rows_scalar::<D>(group, rows, &mut to));
         to
     }
 
     pub(super) fn simd<D: Float>(&self, groups: &[u32]) -> Vec<D::Element> {
         let mut to = vec![D::Element::default(); groups.len() * self.columns];
-        self.each_group(groups, |group, rows| self.rows_simd::<D>(group, rows, &mut to));
+        let codes = Codes { words: self.words, columns: self.columns };
+        self.each_group(groups, |group, rows| codes.rows_simd::<D>(group, rows, &mut to));
         to
     }
 }

@@ -5,7 +5,10 @@
 //! rounded, never fused); one product by the scale; one sum with the weight;
 //! one rounding to the weight's format.
 
-use super::{Float, canonical};
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::{F32, Float, canonical, cast};
 
 use super::lanes::*;
 
@@ -15,13 +18,13 @@ const STRIP: usize = 64;
 /// Rows that share what is loaded of `a`.
 const ROWS: usize = 4;
 
-/// Some rows (or columns of them) of a merge.
+/// Some rows (or columns of them) of a merge, with the formats of `a` and `b`.
 #[derive(Clone, Copy, Debug)]
-pub struct Merge<'a> {
+pub struct Merge<'a, A: Float, B: Float> {
     /// `[rank, columns]`, row-major.
-    pub a: &'a [f32],
+    pub a: &'a [A::Element],
     /// `[rows, rank]`, row-major.
-    pub b: &'a [f32],
+    pub b: &'a [B::Element],
     /// Inner extent.
     pub rank: usize,
     /// Columns.
@@ -30,7 +33,7 @@ pub struct Merge<'a> {
     pub scale: f32,
 }
 
-impl Merge<'_> {
+impl<A: Float, B: Float> Merge<'_, A, B> {
     /// `w` with the update, `[rows, columns]`.
     ///
     /// # Panics
@@ -39,85 +42,138 @@ impl Merge<'_> {
     /// ```
     /// use weightmill_guest::kernels::{F32, lora::Merge};
     ///
-    /// let merge = Merge { a: &[1.0, 2.0], b: &[3.0], rank: 1, columns: 2, scale: 0.5 };
+    /// let merge = Merge::<F32, F32> { a: &[1.0, 2.0], b: &[3.0], rank: 1, columns: 2, scale: 0.5 };
     /// let mut to = [0.0; 2];
     /// merge.run::<F32>(&[10.0, 20.0], &mut to);
     /// assert_eq!(to, [11.5, 23.0]);
     /// ```
-    pub fn run<F: Float>(&self, w: &[F::Element], to: &mut [F::Element]) {
+    pub fn run<W: Float>(&self, w: &[W::Element], to: &mut [W::Element]) {
+        self.strips::<W>(w, to, SIMD);
+    }
+
+    fn strips<W: Float>(&self, w: &[W::Element], to: &mut [W::Element], simd: bool) {
         let rows = w.len().checked_div(self.columns).unwrap_or(0);
         assert_eq!(w.len(), to.len(), "a result for every weight");
         assert_eq!(rows * self.columns, w.len(), "whole rows");
         assert_eq!(self.a.len(), self.rank * self.columns, "a is [rank, columns]");
         assert_eq!(self.b.len(), rows * self.rank, "b is [rows, rank]");
+        let mut b = vec![0.0; self.b.len()];
+        cast::convert::<B, F32>(self.b, &mut b);
+        let mut a = vec![0.0; self.rank * STRIP];
         for first in (0..self.columns).step_by(STRIP) {
-            let strip = first..self.columns.min(first + STRIP);
+            let width = STRIP.min(self.columns - first);
+            let a = &mut a[..self.rank * width];
+            for (k, a) in a.chunks_mut(width).enumerate() {
+                cast::convert::<A, F32>(&self.a[k * self.columns + first..][..width], a);
+            }
             for row in (0..rows).step_by(ROWS) {
-                let rows = row..rows.min(row + ROWS);
-                if SIMD {
-                    self.block_simd::<F>(rows, strip.clone(), w, to);
-                } else {
-                    self.block::<F>(rows, strip.clone(), w, to);
-                }
+                let rows = ROWS.min(rows - row);
+                let block = Block {
+                    a,
+                    b: &b[row * self.rank..][..rows * self.rank],
+                    rows,
+                    rank: self.rank,
+                    width,
+                    at: row * self.columns + first,
+                    stride: self.columns,
+                    scale: self.scale,
+                };
+                if simd { block.simd::<W>(w, to) } else { block.scalar::<W>(0, w, to) }
             }
-        }
-    }
-
-    /// The definition, for a few rows of a strip of columns.
-    fn block<F: Float>(&self, rows: Range, strip: Range, w: &[F::Element], to: &mut [F::Element]) {
-        for row in rows {
-            let mut sums = [0.0; STRIP];
-            let sums = &mut sums[..strip.len()];
-            for k in 0..self.rank {
-                let b = self.b[row * self.rank + k];
-                let a = &self.a[k * self.columns..][strip.clone()];
-                for (sum, a) in sums.iter_mut().zip(a) {
-                    *sum += b * a;
-                }
-            }
-            let at = row * self.columns;
-            let (w, to) = (&w[at..][strip.clone()], &mut to[at..][strip.clone()]);
-            for ((to, &w), &sum) in to.iter_mut().zip(w).zip(&*sums) {
-                *to = F::encode(canonical(F::decode(w) + self.scale * sum));
-            }
-        }
-    }
-
-    fn block_simd<F: Float>(&self, rows: Range, strip: Range, w: &[F::Element], to: &mut [F::Element]) {
-        let whole = if rows.len() == ROWS { strip.len() / 8 * 8 } else { 0 };
-        for first in (strip.start..strip.start + whole).step_by(8) {
-            let mut sums = [[f32x4_splat(0.0); 2]; ROWS];
-            let b: [&[f32]; ROWS] = core::array::from_fn(|i| &self.b[(rows.start + i) * self.rank..][..self.rank]);
-            for k in 0..self.rank {
-                let a = &self.a[k * self.columns + first..][..8];
-                let a = halves::<f32>(a.try_into().expect("eight columns")).map(load::<f32, 4>);
-                for (sums, b) in sums.iter_mut().zip(b) {
-                    let b = f32x4_splat(b[k]);
-                    for (sum, a) in sums.iter_mut().zip(a) {
-                        *sum = f32x4_add(*sum, f32x4_mul(b, a));
-                    }
-                }
-            }
-            let scale = f32x4_splat(self.scale);
-            for (row, sums) in rows.clone().zip(sums) {
-                let at = row * self.columns + first;
-                let weights = F::load8(w[at..][..8].try_into().expect("eight columns"));
-                let merged = [0, 1].map(|half| f32x4_add(weights[half], f32x4_mul(scale, sums[half])));
-                F::store8_canonical((&mut to[at..][..8]).try_into().expect("eight columns"), merged);
-            }
-        }
-        if whole < strip.len() {
-            self.block::<F>(rows, strip.start + whole..strip.end, w, to);
         }
     }
 }
 
-type Range = core::ops::Range<usize>;
+/// A few rows of a strip of columns, decoded.
+struct Block<'a> {
+    /// `[rank, width]`.
+    a: &'a [f32],
+    /// `[rows, rank]`.
+    b: &'a [f32],
+    /// At most `ROWS`.
+    rows: usize,
+    rank: usize,
+    width: usize,
+    /// Index of the first weight.
+    at: usize,
+    /// From a row's weights to the next row's.
+    stride: usize,
+    scale: f32,
+}
+
+impl Block<'_> {
+    /// The definition, for the columns from number `from` on.
+    #[inline(never)]
+    fn scalar<W: Float>(&self, from: usize, w: &[W::Element], to: &mut [W::Element]) {
+        for row in 0..self.rows {
+            let b = &self.b[row * self.rank..][..self.rank];
+            let mut sums = [0.0; STRIP];
+            let sums = &mut sums[from..self.width];
+            for (b, a) in b.iter().zip(self.a.chunks(self.width)) {
+                for (sum, a) in sums.iter_mut().zip(&a[from..]) {
+                    *sum += b * a;
+                }
+            }
+            let first = self.at + row * self.stride + from;
+            let (w, to) = (&w[first..][..sums.len()], &mut to[first..][..sums.len()]);
+            for ((to, &w), &sum) in to.iter_mut().zip(w).zip(&*sums) {
+                *to = W::encode(canonical(W::decode(w) + self.scale * sum));
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn simd<W: Float>(&self, w: &[W::Element], to: &mut [W::Element]) {
+        let whole = if self.rows == ROWS { self.width / 8 * 8 } else { 0 };
+        // Every entry of b four times, so that it is loaded as a vector.
+        let b: Vec<[[f32; 4]; ROWS]> = if whole == 0 {
+            Vec::new()
+        } else {
+            let of_row = |row: usize, k: usize| [self.b[row * self.rank + k]; 4];
+            (0..self.rank).map(|k| [of_row(0, k), of_row(1, k), of_row(2, k), of_row(3, k)]).collect()
+        };
+        let scale = f32x4_splat(self.scale);
+        for column in (0..whole).step_by(8) {
+            let sums = self.sums(&b, column);
+            let mut merge = |row: usize, sums: [v128; 2]| {
+                let at = self.at + row * self.stride + column;
+                let [low, high] = W::load8(w[at..][..8].try_into().expect("eight columns"));
+                let merged = [f32x4_add(low, f32x4_mul(scale, sums[0])), f32x4_add(high, f32x4_mul(scale, sums[1]))];
+                W::store8_canonical((&mut to[at..][..8]).try_into().expect("eight columns"), merged);
+            };
+            merge(0, sums[0]);
+            merge(1, sums[1]);
+            merge(2, sums[2]);
+            merge(3, sums[3]);
+        }
+        if whole < self.width {
+            self.scalar::<W>(whole, w, to);
+        }
+    }
+
+    /// `b · a` for eight columns of every row.
+    #[inline(always)]
+    fn sums(&self, b: &[[[f32; 4]; ROWS]], column: usize) -> [[v128; 2]; ROWS] {
+        let zero = f32x4_splat(0.0);
+        let [mut s0, mut s1, mut s2, mut s3] = [[zero, zero]; ROWS];
+        for (a, b) in self.a.chunks_exact(self.width).zip(b) {
+            let [low, high] = halves::<f32>(a[column..][..8].try_into().expect("eight columns"));
+            let (low, high) = (load::<f32, 4>(low), load::<f32, 4>(high));
+            let add = |sum: [v128; 2], b: &[f32; 4]| {
+                let b = load::<f32, 4>(b);
+                [f32x4_add(sum[0], f32x4_mul(b, low)), f32x4_add(sum[1], f32x4_mul(b, high))]
+            };
+            (s0, s1) = (add(s0, &b[0]), add(s1, &b[1]));
+            (s2, s3) = (add(s2, &b[2]), add(s3, &b[3]));
+        }
+        [s0, s1, s2, s3]
+    }
+}
 
 #[cfg(test)]
 mod tests {
     use super::super::testdata::{self, assert_same_bits, encoded};
-    use super::super::{BF16, F16, F32};
+    use super::super::{BF16, F16};
     use super::*;
 
     #[test]
@@ -125,46 +181,49 @@ mod tests {
         let mut reference = testdata::lora();
         let (w, a, b) = (reference.take::<f32>(13 * 43), reference.take::<f32>(5 * 43), reference.take::<f32>(13 * 5));
         let expected = reference.all::<f32>();
-        let merge = Merge { a: &a, b: &b, rank: 5, columns: 43, scale: 0.3 };
-        let mut to = vec![0.0; w.len()];
-        merge.run::<F32>(&w, &mut to);
-        assert_same_bits(&to, &expected, "scalar");
-        to.fill(0.0);
-        for row in (0..13).step_by(ROWS) {
-            merge.block_simd::<F32>(row..13.min(row + ROWS), 0..43, &w, &mut to);
+        let merge = Merge::<F32, F32> { a: &a, b: &b, rank: 5, columns: 43, scale: 0.3 };
+        for simd in [false, true] {
+            let mut to = vec![0.0; w.len()];
+            merge.strips::<F32>(&w, &mut to, simd);
+            assert_same_bits(&to, &expected, &format!("simd {simd}"));
         }
-        assert_same_bits(&to, &expected, "simd");
     }
 
     #[test]
     fn sixteen_bit_weights_are_rounded_once() {
-        fn check<F: Float>() {
-            let (columns, rank) = (150, 3);
-            let w = encoded::<F>(&(0..8 * columns).map(|i| i as f32 * 0.01 - 3.0).collect::<Vec<_>>());
-            let a: Vec<f32> = (0..rank * columns).map(|i| (i % 7) as f32 * 0.3).collect();
-            let b: Vec<f32> = (0..8 * rank).map(|i| 1.0 / (i + 1) as f32).collect();
-            let merge = Merge { a: &a, b: &b, rank, columns, scale: -0.7 };
-            let (mut scalar, mut simd) = (vec![F::Element::default(); w.len()], vec![F::Element::default(); w.len()]);
-            merge.run::<F>(&w, &mut scalar);
-            for strip in [0..64, 64..128, 128..150] {
-                merge.block_simd::<F>(0..4, strip.clone(), &w, &mut simd);
-                merge.block_simd::<F>(4..8, strip, &w, &mut simd);
+        fn check<W: Float, A: Float, B: Float>() {
+            let (rows, columns, rank) = (10, 150, 3);
+            let w = encoded::<W>(&(0..rows * columns).map(|i| i as f32 * 0.01 - 3.0).collect::<Vec<_>>());
+            let a = encoded::<A>(&(0..rank * columns).map(|i| (i % 7) as f32 * 0.3).collect::<Vec<_>>());
+            let b = encoded::<B>(&(0..rows * rank).map(|i| 1.0 / (i + 1) as f32).collect::<Vec<_>>());
+            let merge = Merge::<A, B> { a: &a, b: &b, rank, columns, scale: -0.7 };
+            for simd in [false, true] {
+                let mut to = vec![W::Element::default(); w.len()];
+                merge.strips::<W>(&w, &mut to, simd);
+                let expected: Vec<W::Element> = (0..rows * columns)
+                    .map(|i| {
+                        let (row, column) = (i / columns, i % columns);
+                        let product = |k| B::decode(b[row * rank + k]) * A::decode(a[k * columns + column]);
+                        let sum = (0..rank).fold(0.0, |sum, k| sum + product(k));
+                        W::encode(W::decode(w[i]) + -0.7 * sum)
+                    })
+                    .collect();
+                assert_same_bits(&to, &expected, &format!("simd {simd}"));
             }
-            assert_same_bits(&simd, &scalar, "simd");
-            let i = 3 * columns + 77;
-            let sum = (0..rank).fold(0.0, |sum, k| sum + b[3 * rank + k] * a[k * columns + 77]);
-            assert_eq!(F::encode(F::decode(w[i]) + -0.7 * sum), scalar[i]);
         }
-        check::<F32>();
-        check::<F16>();
-        check::<BF16>();
+        check::<F32, BF16, F16>();
+        check::<F16, F32, BF16>();
+        check::<BF16, F16, F32>();
     }
 
     #[test]
     fn rank_zero_and_no_columns_are_fine() {
-        let mut to = [0.0; 2];
-        Merge { a: &[], b: &[], rank: 0, columns: 2, scale: 1.0 }.run::<F32>(&[1.0, 2.0], &mut to);
-        assert_eq!(to, [1.0, 2.0]);
-        Merge { a: &[], b: &[], rank: 3, columns: 0, scale: 1.0 }.run::<F32>(&[], &mut []);
+        for simd in [false, true] {
+            let mut to = [0.0; 2];
+            let merge = Merge::<F32, F32> { a: &[], b: &[], rank: 0, columns: 2, scale: 1.0 };
+            merge.strips::<F32>(&[1.0, 2.0], &mut to, simd);
+            assert_eq!(to, [1.0, 2.0]);
+        }
+        Merge::<F32, F32> { a: &[], b: &[], rank: 3, columns: 0, scale: 1.0 }.run::<F32>(&[], &mut []);
     }
 }

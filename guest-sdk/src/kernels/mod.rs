@@ -38,6 +38,7 @@ mod int4;
 mod lanes;
 pub mod lora;
 pub mod mxfp4;
+pub mod scaled;
 #[cfg(test)]
 mod testdata;
 pub mod weight_norm;

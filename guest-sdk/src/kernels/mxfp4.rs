@@ -61,24 +61,20 @@ fn value(nibble: u8, scale: u8) -> u16 {
     BF16::encode(magnitude) | u16::from(nibble & 8) << 12
 }
 
+/// The block's 16 possible values, and then a look-up for each nibble.
 fn scalar(block: &[u8; BLOCK], scale: u8, to: &mut [u16; 2 * BLOCK]) {
-    if !NORMAL.contains(&scale) {
-        for (to, byte) in to.as_chunks_mut::<2>().0.iter_mut().zip(block) {
-            *to = [value(byte & 15, scale), value(byte >> 4, scale)];
-        }
-        return;
-    }
-    // For normal results the exponent is added to BF16's bits, in lockstep.
-    let exponent = (u16::from(scale)).wrapping_sub(127) << 7;
-    let each = |nibble: u16| {
-        let magnitude = nibble & 7;
-        let half = if magnitude < 2 { 0x3f00 } else { 0x3f00 + (magnitude << 6) };
-        let scaled = if magnitude == 0 { 0 } else { exponent.wrapping_add(half) };
-        scaled | (nibble & 8) << 12
+    let values: [u16; 16] = if NORMAL.contains(&scale) {
+        let exponent = u16::from(scale).wrapping_sub(127) << 7;
+        core::array::from_fn(|nibble| {
+            let half = HALVES[nibble & 7];
+            let scaled = if half == 0 { 0 } else { half.wrapping_add(exponent) };
+            scaled | (nibble as u16 & 8) << 12
+        })
+    } else {
+        core::array::from_fn(|nibble| value(nibble as u8, scale))
     };
-    let (low, high) = (block.map(|byte| each(u16::from(byte & 15))), block.map(|byte| each(u16::from(byte >> 4))));
-    for ((to, low), high) in to.as_chunks_mut::<2>().0.iter_mut().zip(low).zip(high) {
-        *to = [low, high];
+    for (to, byte) in to.as_chunks_mut::<2>().0.iter_mut().zip(block) {
+        *to = [values[usize::from(byte & 15)], values[usize::from(byte >> 4)]];
     }
 }
 
@@ -102,13 +98,14 @@ fn simd(block: &[u8; BLOCK], scale: u8, to: &mut [u16; 2 * BLOCK]) {
     let bytes = load(block);
     let even = v128_and(bytes, u8x16_splat(15));
     let odd = v128_and(u16x8_shr(bytes, 4), u8x16_splat(15));
-    let (to, _) = to.as_chunks_mut::<16>();
-    for (to, index) in to.iter_mut().zip([zip8_low(even, odd), zip8_high(even, odd)]) {
-        let (b0, b1) = (i8x16_swizzle(plane0, index), i8x16_swizzle(plane1, index));
-        let (to, _) = to.as_chunks_mut::<8>();
-        store(&mut to[0], zip8_low(b0, b1));
-        store(&mut to[1], zip8_high(b0, b1));
-    }
+    let (to, _) = to.as_chunks_mut::<8>();
+    let values = |index: v128| (i8x16_swizzle(plane0, index), i8x16_swizzle(plane1, index));
+    let (b0, b1) = values(zip8_low(even, odd));
+    store(&mut to[0], zip8_low(b0, b1));
+    store(&mut to[1], zip8_high(b0, b1));
+    let (b0, b1) = values(zip8_high(even, odd));
+    store(&mut to[2], zip8_low(b0, b1));
+    store(&mut to[3], zip8_high(b0, b1));
 }
 
 #[cfg(test)]

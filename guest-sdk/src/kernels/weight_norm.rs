@@ -62,18 +62,16 @@ fn sums_simd<F: Float>(v: &[F::Element], row: usize, sums: &mut [f32]) -> usize 
     for (eight, sums) in sums.iter_mut().enumerate() {
         let rows: [&[F::Element]; 8] = core::array::from_fn(|i| &v[(eight * 8 + i) * row..][..row]);
         let chunks = rows.map(|row| row.as_chunks::<8>().0);
-        let mut sum = [f32x4_splat(0.0); 2];
+        let (mut low, mut high) = (f32x4_splat(0.0), f32x4_splat(0.0));
         for chunk in 0..row / 8 {
             // Eight columns of four rows, twice: columns become vectors.
-            for (half, sum) in sum.iter_mut().enumerate() {
-                let of_row: [[v128; 2]; 4] = core::array::from_fn(|i| F::load8(&chunks[half * 4 + i][chunk]));
-                for part in 0..2 {
-                    for column in transpose(of_row.map(|parts| parts[part])) {
-                        *sum = f32x4_add(*sum, f32x4_mul(column, column));
-                    }
-                }
-            }
+            let of_row = |i: usize| F::load8(&chunks[i][chunk]);
+            let ([a0, a1], [b0, b1], [c0, c1], [d0, d1]) = (of_row(0), of_row(1), of_row(2), of_row(3));
+            let ([e0, e1], [f0, f1], [g0, g1], [h0, h1]) = (of_row(4), of_row(5), of_row(6), of_row(7));
+            (low, high) = (add_squares(low, [a0, b0, c0, d0]), add_squares(high, [e0, f0, g0, h0]));
+            (low, high) = (add_squares(low, [a1, b1, c1, d1]), add_squares(high, [e1, f1, g1, h1]));
         }
+        let sum = [low, high];
         let (low, high) = sums.split_at_mut(4);
         store::<f32, 4>(low.try_into().expect("4 of 8"), sum[0]);
         store::<f32, 4>(high.try_into().expect("4 of 8"), sum[1]);
@@ -88,12 +86,17 @@ fn sums_simd<F: Float>(v: &[F::Element], row: usize, sums: &mut [f32]) -> usize 
 #[inline(always)]
 fn transpose([a, b, c, d]: [v128; 4]) -> [v128; 4] {
     let (ab, cd) = ([zip32_low(a, b), zip32_high(a, b)], [zip32_low(c, d), zip32_high(c, d)]);
-    [
-        zip64_low(ab[0], cd[0]),
-        zip64_high(ab[0], cd[0]),
-        zip64_low(ab[1], cd[1]),
-        zip64_high(ab[1], cd[1]),
-    ]
+    [zip64_low(ab[0], cd[0]), zip64_high(ab[0], cd[0]), zip64_low(ab[1], cd[1]), zip64_high(ab[1], cd[1])]
+}
+
+/// Adds the squares of four columns of four rows, a column after the other.
+#[inline(always)]
+fn add_squares(sum: v128, rows: [v128; 4]) -> v128 {
+    let [a, b, c, d] = transpose(rows);
+    let sum = f32x4_add(sum, f32x4_mul(a, a));
+    let sum = f32x4_add(sum, f32x4_mul(b, b));
+    let sum = f32x4_add(sum, f32x4_mul(c, c));
+    f32x4_add(sum, f32x4_mul(d, d))
 }
 
 /// `g / sqrt(sum)`: one square root, one division.
@@ -160,11 +163,14 @@ fn scale_scalar<F: Float>(v: &[F::Element], factor: f32, w: &mut [F::Element]) {
 
 fn scale_simd<F: Float>(v: &[F::Element], factor: f32, w: &mut [F::Element]) -> usize {
     let factor = f32x4_splat(factor);
-    let (v, _) = v.as_chunks::<8>();
-    for (w, v) in w.as_chunks_mut::<8>().0.iter_mut().zip(v) {
-        F::store8_canonical(w, F::load8(v).map(|v| f32x4_mul(v, factor)));
+    let (v, _) = v.as_chunks::<16>();
+    for (w, v) in w.as_chunks_mut::<16>().0.iter_mut().zip(v) {
+        let (v, w) = (v.as_chunks::<8>().0, w.as_chunks_mut::<8>().0);
+        let scaled = |[a, b]: [v128; 2]| [f32x4_mul(a, factor), f32x4_mul(b, factor)];
+        F::store8_canonical(&mut w[0], scaled(F::load8(&v[0])));
+        F::store8_canonical(&mut w[1], scaled(F::load8(&v[1])));
     }
-    v.len() * 8
+    v.len() * 16
 }
 
 #[cfg(test)]

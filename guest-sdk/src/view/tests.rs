@@ -348,7 +348,7 @@ fn authors_mistakes_are_errors_about_the_tensor() {
         w.merge(1..3),
         w.permute(&[0]),
         w.permute(&[0, 2]),
-        w.slice(0, 3..2),
+        w.slice(0, Range { start: 3, end: 2 }),
         w.slice(0, ..=huge),
         w.pad(0, huge, huge),
         w.broadcast(3, 1),

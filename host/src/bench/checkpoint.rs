@@ -65,6 +65,7 @@ fn fill(bytes: &mut [u8], dtype: Dtype, state: &mut u64) {
             let exponent = 12 + (r >> 60) as u16 % 7;
             v.copy_from_slice(&((r as u16 & 0x83FF) | exponent << 10).to_le_bytes());
         }),
+        Dtype::U8 => bytes.iter_mut().for_each(|b| *b = (next() >> 57) as u8),
         Dtype::F8_E4M3 => bytes.iter_mut().for_each(|b| *b = (next() >> 56) as u8 & 0xF7),
         _ => bytes.chunks_mut(8).for_each(|v| {
             let r = next().to_le_bytes();

@@ -1,205 +1,240 @@
-//! Transforms against the same work by plain Rust.
+//! Transforms against the same work without weightmill.
 //!
-//! Each case is carried out on one thread, the transform through the whole
-//! executor (plan, gather, sandbox, leaf hashes), the baseline by a plain loop
-//! over the same file that moves or computes the same bytes and hashes the same
-//! leaves. Both are checked to give the same digest before they are timed.
+//! Every case runs on one thread, from a file in the page cache, in turn with
+//! its baseline: for bytes moved, a plain loop over the same file; for bytes
+//! computed, the module's own code compiled natively, through the same
+//! executor. Both are checked to give the same digests before they are timed.
+//! Each is timed with the leaf hashes, which every use needs, and without, and
+//! the latter held against SHA-256 on the same thread in the same run.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use serde::Serialize;
+use sha2::{Digest as _, Sha256};
 use weightmill_guest::abi::Tp;
-use weightmill_guest::kernels::{BF16, F32, cast};
 
+use super::cases::{Case, all};
 use super::checkpoint::write_tensors;
+use super::native;
+use super::plain::Moves;
 use crate::checkpoint::Checkpoint;
-use crate::digest::{LeafHasher, TensorDigest};
+use crate::digest::TensorDigest;
 use crate::error::{Code, Error, Result};
-use crate::execute::{Engines, Graph, Inputs, NoFacts, Outline, SpillRoom, TILE_BYTES, Workshop, arrange, hash_all};
+use crate::execute::{Engines, Graph, Inputs, NoFacts, Outline, Sink, Source, SpillRoom, TILE_BYTES, Workshop, arrange, hash_all};
 use crate::modules::Library;
+use crate::plan::{Body, View};
 use crate::progress::Silent;
 use crate::recipe::Recipe;
-use crate::sandbox::{EngineName, engine};
-use crate::tensor::{Dtype, TensorName};
+use crate::sandbox::{Engine, EngineName, Module, Program, engine};
 
-/// A row of the table.
+/// A row of the table. Rates are input bytes a second, in 10⁹.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// The module.
+    /// The module, and which of its forms.
     pub module: String,
-    /// `view` or `tiles`.
+    /// `moved` or `computed`.
     pub how: &'static str,
-    /// Input bytes a second through weightmill, in 10⁹.
+    /// With leaf hashes.
     pub gb_per_s: f64,
-    /// Input bytes a second of the baseline, in 10⁹.
-    pub baseline_gb_per_s: f64,
-    /// Baseline time over weightmill's.
+    /// The baseline's time over weightmill's, with leaf hashes.
     pub ratio: f64,
-    /// What the baseline does.
-    pub baseline: &'static str,
+    /// Without hashing.
+    pub unhashed_gb_per_s: f64,
+    /// The baseline's time over weightmill's, without hashing.
+    pub unhashed_ratio: f64,
+    /// The unhashed rate over that of SHA-256.
+    pub of_sha256: f64,
 }
 
-struct Case {
-    module: &'static str,
-    how: &'static str,
-    baseline: &'static str,
-    recipe: String,
-    input: (Dtype, Vec<u64>),
-    /// Reads the tensor that begins at this byte of the file, and hashes what
-    /// it makes of it.
-    plain: Box<dyn Fn(&File, u64) -> std::io::Result<TensorDigest>>,
+/// What was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// SHA-256 on one thread of this machine, in 10⁹ bytes a second.
+    pub sha256_gb_per_s: f64,
+    /// One row for each case.
+    pub transforms: Vec<Row>,
 }
 
-/// Runs every case on `bytes` of input and compares the medians of `runs`.
+/// Runs cases on about `bytes` of input and compares the medians of `runs`.
+/// `only` names modules; none means all.
 ///
 /// # Errors
 /// `io_error`; `identity_collision` if a transform and its baseline differ.
-pub fn run(bytes: u64, runs: usize) -> Result<Vec<Row>> {
+pub fn run(bytes: u64, runs: usize, only: &[String]) -> Result<Report> {
     let folder = std::env::temp_dir().join(format!("weightmill-bench-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|e| Error::io("making a folder for the benchmark", e))?;
-    let rows = cases(bytes).iter().map(|case| measure(case, &folder, runs.max(1))).collect();
+    let sha256_gb_per_s = sha256_rate();
+    let wanted = |case: &Case| only.is_empty() || only.iter().any(|name| name == case.module);
+    let cases = all(bytes);
+    let measured = cases.iter().filter(|c| wanted(c)).map(|c| measure(c, &folder, runs.max(1), sha256_gb_per_s));
+    let transforms: Result<Vec<Row>> = measured.collect();
     // What stays is in the temporary folder.
     let _ = std::fs::remove_dir_all(&folder);
-    rows
+    Ok(Report { sha256_gb_per_s, transforms: transforms? })
 }
 
-fn cases(bytes: u64) -> Vec<Case> {
-    const COLUMNS: u64 = 4096;
-    // Groups of 3 × 128 rows of BF16.
-    let groups = (bytes / (3 * 128 * COLUMNS * 2)).max(1);
-    let row = COLUMNS * 2;
-    let regroup = move |file: &File, start: u64| {
-        let mut hasher = LeafHasher::default();
-        let mut buffer = vec![0; (128 * row) as usize];
-        for part in 0..3 {
-            for group in 0..groups {
-                file.read_exact_at(&mut buffer, start + (group * 3 + part) * 128 * row)?;
-                hasher.update(&buffer);
-            }
+/// SHA-256 of a megabyte that stays in the cache.
+fn sha256_rate() -> f64 {
+    let bytes = vec![0x5A; 1 << 20];
+    let once = || {
+        let start = Instant::now();
+        for _ in 0..64 {
+            std::hint::black_box(Sha256::digest(&bytes));
         }
-        Ok(hasher.finish().0)
+        start.elapsed().as_secs_f64()
     };
-    let elements = (bytes / 4).next_multiple_of(1 << 18);
-    let cast_to_bf16 = move |file: &File, start: u64| {
-        let mut hasher = LeafHasher::default();
-        let (mut from, mut input, mut output) = (vec![0; 1 << 20], vec![0.0_f32; 1 << 18], vec![0_u16; 1 << 18]);
-        let mut bytes = vec![0; 1 << 19];
-        for piece in 0..elements >> 18 {
-            file.read_exact_at(&mut from, start + (piece << 20))?;
-            for (value, raw) in input.iter_mut().zip(from.chunks_exact(4)) {
-                *value = f32::from_le_bytes([raw[0], raw[1], raw[2], raw[3]]);
-            }
-            cast::convert::<F32, BF16>(&input, &mut output);
-            for (raw, value) in bytes.chunks_exact_mut(2).zip(&output) {
-                raw.copy_from_slice(&value.to_le_bytes());
-            }
-            hasher.update(&bytes);
-        }
-        Ok(hasher.finish().0)
-    };
-    vec![
-        Case {
-            module: "qkv-regroup",
-            how: "view",
-            baseline: "pread each part, hash",
-            recipe: step("qkv-regroup", "qkv", &format!("groups = {groups}, q_per_group = 1, head_dim = 128")),
-            input: (Dtype::BF16, vec![groups * 3 * 128, COLUMNS]),
-            plain: Box::new(regroup),
-        },
-        Case {
-            module: "cast",
-            how: "tiles",
-            baseline: "pread, native kernel, hash",
-            recipe: step("cast", "w", "dtype = \"BF16\""),
-            input: (Dtype::F32, vec![elements]),
-            plain: Box::new(cast_to_bf16),
-        },
-    ]
+    (64 << 20) as f64 / median((0..5).map(|_| once()).collect()) / 1e9
 }
 
-fn step(module: &str, role: &str, params: &str) -> String {
-    format!(
-        "recipe = 1\nname = \"bench\"\n[[step]]\nmodule = \"{module}\"\ninputs = {{ {role} = \"t\" }}\noutputs = {{ {role} = \"t\" }}\nparams = {{ {params} }}\n"
-    )
-}
-
-fn measure(case: &Case, folder: &Path, runs: usize) -> Result<Row> {
-    let path = folder.join(format!("{}.safetensors", case.module));
-    let (dtype, shape) = &case.input;
-    write_tensors(&path, &[("t".into(), *dtype, shape.clone())])?;
+fn measure(case: &Case, folder: &Path, runs: usize, sha256_gb_per_s: f64) -> Result<Row> {
+    let path = folder.join("bench.safetensors");
+    write_tensors(&path, &case.inputs)?;
     let checkpoint = Arc::new(Checkpoint::open(&path)?);
-    let name = TensorName::new("t")?;
-    let source = &checkpoint.tensors()[&name];
-    let (offset, len) = (source.offset, source.tensor.len_bytes());
-    let file = File::open(&path).map_err(|e| Error::io("opening the benchmark's file", e))?;
-    let plain = || (case.plain)(&file, offset).map_err(|e| Error::io("reading the benchmark's file", e));
-    let recipe = Recipe::parse(&case.recipe, Path::new("bench.toml"))?;
-    let through = Through::new(&recipe, checkpoint.clone())?;
-
-    let (ours, theirs) = (through.digest(&name)?, plain()?);
-    if ours != theirs {
-        let message = format!("{} gives {ours}, its baseline {theirs}", case.module);
-        return Err(Error::new(Code::IdentityCollision, message));
+    let len = checkpoint.tensor_bytes();
+    let recipe = Recipe::parse(&case.recipe(), Path::new("bench.toml"))?;
+    let ours = Carrier::new(&recipe, checkpoint.clone(), Engines::one(|| engine(EngineName::Wasmtime)))?;
+    let name = if case.variant.is_empty() { case.module.to_string() } else { format!("{}, {}", case.module, case.variant) };
+    let theirs: Box<dyn Fn(bool) -> Result<Vec<TensorDigest>>> = match native::program(case.module) {
+        Some(_) => {
+            let native = Carrier::new(&recipe, checkpoint, Engines::one(|| Ok(Arc::new(NativeEngine) as Arc<dyn Engine>)))?;
+            Box::new(move |hash| native.carry_out(hash))
+        }
+        None => plain(&ours, &path)?,
+    };
+    let how = if native::program(case.module).is_some() { "computed" } else { "moved" };
+    if ours.carry_out(true)? != theirs(true)? {
+        return Err(Error::new(Code::IdentityCollision, format!("{name} and its baseline give different bytes")));
     }
-    let (mut our_times, mut their_times) = (Vec::new(), Vec::new());
-    for _ in 0..runs {
-        our_times.push(timed(|| through.digest(&name))?);
-        their_times.push(timed(plain)?);
-    }
-    let (ours, theirs) = (median(our_times), median(their_times));
+    let compare = |hash: bool| -> Result<(f64, f64)> {
+        let (mut our_times, mut their_times) = (Vec::new(), Vec::new());
+        for _ in 0..runs {
+            our_times.push(timed(|| ours.carry_out(hash))?);
+            their_times.push(timed(|| theirs(hash))?);
+        }
+        Ok((median(our_times), median(their_times)))
+    };
+    let (hashed, hashed_baseline) = compare(true)?;
+    let (unhashed, unhashed_baseline) = compare(false)?;
+    let rate = |seconds: f64| len as f64 / seconds / 1e9;
     std::fs::remove_file(&path).map_err(|e| Error::io("removing the benchmark's file", e))?;
     Ok(Row {
-        module: case.module.into(),
-        how: case.how,
-        gb_per_s: len as f64 / ours / 1e9,
-        baseline_gb_per_s: len as f64 / theirs / 1e9,
-        ratio: theirs / ours,
-        baseline: case.baseline,
+        module: name,
+        how,
+        gb_per_s: rate(hashed),
+        ratio: hashed_baseline / hashed,
+        unhashed_gb_per_s: rate(unhashed),
+        unhashed_ratio: unhashed_baseline / unhashed,
+        of_sha256: rate(unhashed) / sha256_gb_per_s,
     })
 }
 
-/// A transform through the executor, on one thread.
-struct Through<'a> {
-    recipe: &'a Recipe,
-    checkpoint: Arc<Checkpoint>,
-    library: Library,
-    engine: Engines,
+/// The baseline for moved bytes.
+fn plain<'a>(ours: &Carrier, path: &Path) -> Result<Box<dyn Fn(bool) -> Result<Vec<TensorDigest>> + 'a>> {
+    let file = File::open(path).map_err(|e| Error::io("opening the benchmark's file", e))?;
+    let mut tensors = Vec::new();
+    for (view, starts) in ours.views()? {
+        let moves = Moves::of(view);
+        let moves = moves.ok_or_else(|| Error::new(Code::BadParams, "a view has too many runs to list"))?;
+        tensors.push((moves, starts));
+    }
+    Ok(Box::new(move |hash| {
+        let digests = tensors.iter().map(|(moves, starts)| moves.carry_out(&file, starts, hash));
+        Ok(digests.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
+    }))
+}
+
+struct NativeEngine;
+
+impl Engine for NativeEngine {
+    fn name(&self) -> &'static str {
+        "native"
+    }
+
+    fn version(&self) -> String {
+        env!("CARGO_PKG_VERSION").into()
+    }
+
+    fn compile(&self, module: &Module) -> Result<Arc<dyn Program>> {
+        let name = &module.metadata().name;
+        native::program(name).ok_or_else(|| Error::new(Code::ModuleNotFound, format!("{name} has no native form")))
+    }
+}
+
+/// A recipe, ready to be carried out on one thread.
+struct Carrier {
+    graph: Graph,
+    shards: Vec<crate::execute::ShardPlan>,
     pool: rayon::ThreadPool,
 }
 
-impl<'a> Through<'a> {
-    fn new(recipe: &'a Recipe, checkpoint: Arc<Checkpoint>) -> Result<Self> {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
-        Ok(Through {
-            recipe,
-            checkpoint,
-            library: Library::new(None),
-            engine: Engines::one(|| engine(EngineName::Wasmtime)),
-            pool: pool.map_err(|e| Error::io("starting a thread", e))?,
-        })
-    }
+struct Discard;
 
-    fn digest(&self, name: &TensorName) -> Result<TensorDigest> {
+impl Sink for Discard {
+    fn piece(&mut self, bytes: &[u8], _: Option<&[u8]>) -> Result<()> {
+        std::hint::black_box(bytes);
+        Ok(())
+    }
+}
+
+impl Carrier {
+    fn new(recipe: &Recipe, checkpoint: Arc<Checkpoint>, engines: Engines) -> Result<Self> {
+        let library = Library::new(None);
         let outline = Outline::new(Inputs {
-            recipe: self.recipe,
-            checkpoint: self.checkpoint.clone(),
+            recipe,
+            checkpoint: checkpoint.clone(),
             tp: Tp::ONE,
-            library: &self.library,
-            engine: &self.engine,
+            library: &library,
+            engine: &engines,
             facts: &NoFacts,
             tile_bytes: TILE_BYTES,
         })?;
-        let steps = outline.steps()?;
-        let graph = Graph::new(self.checkpoint.clone(), steps);
+        let graph = Graph::new(checkpoint, outline.steps()?);
         let shards = arrange(&graph, &outline.resolution)?;
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).stack_size(4 << 20).build();
+        Ok(Carrier { graph, shards, pool: pool.map_err(|e| Error::io("starting a thread", e))? })
+    }
+
+    /// The digests in order of names; none where nothing is hashed.
+    fn carry_out(&self, hash: bool) -> Result<Vec<TensorDigest>> {
         let room = SpillRoom::memory_only(1 << 30);
-        let workshop = Workshop::new(&graph, &self.pool, 1, &room, &Silent);
-        let table = hash_all(&workshop, &shards, 1)?;
-        Ok(table.0[name].1)
+        let mut workshop = Workshop::new(&self.graph, &self.pool, 1, &room, &Silent);
+        if hash {
+            let table = hash_all(&workshop, &self.shards, 1)?;
+            return Ok(table.0.into_values().map(|(_, digest)| digest).collect());
+        }
+        workshop.hash_leaves = false;
+        let wanted = || self.shards.iter().flat_map(|s| &s.tensors);
+        wanted().for_each(|w| self.graph.retain(w.source));
+        for wanted in wanted() {
+            workshop.make(wanted.source, wanted.tensor.len_bytes(), &mut Discard)?;
+            self.graph.release(wanted.source);
+        }
+        Ok(Vec::new())
+    }
+
+    /// The outputs' views in order of names, with first byte and length of
+    /// their sources in the file.
+    fn views(&self) -> Result<Vec<(&View, Vec<(u64, u64)>)>> {
+        let wanted = self.shards.iter().flat_map(|s| &s.tensors);
+        wanted
+            .map(|w| {
+                let Source::Target(id) = w.source else {
+                    return Err(Error::new(Code::BadParams, "a benchmark's output is made by a step"));
+                };
+                let step = self.graph.step(id);
+                let Body::View(view) = &self.graph.target(id).body else {
+                    return Err(Error::new(Code::BadParams, "the output is computed"));
+                };
+                let starts = step.inputs.iter().filter_map(|input| match input {
+                    Source::File { offset, len, .. } => Some((*offset, *len)),
+                    Source::Target(_) => None,
+                });
+                Ok((view, starts.collect()))
+            })
+            .collect()
     }
 }
 

@@ -15,6 +15,7 @@ const EXAMPLES: &str = "Examples:
   weightmill build --recipe recipes/gpt-neox.toml --checkpoint pythia-160m
   weightmill build --recipe recipes/llama.toml --checkpoint llama-3-8b --tp-size 4 --tp-rank 2 --json
   weightmill build --recipe recipes/llama.toml --checkpoint llama-3-8b --export out/
+  weightmill build --recipe recipes/llama.toml --checkpoint llama-3-8b --check-source
 
 A second build with the same recipe and checkpoint finds the entry and reads no tensor.";
 
@@ -29,6 +30,11 @@ pub(super) struct Args {
     /// What a failing store means
     #[arg(long, value_enum, default_value_t = Mode::Required)]
     mode: Mode,
+    /// Hash all source tensors again, although their files' size and times are those of an earlier
+    /// hashing; after the transform, as always, check that no file changed meanwhile. It finds
+    /// sources that were altered without a trace in their attributes
+    #[arg(long)]
+    check_source: bool,
     /// Also write the shards and an index into this folder, as a checkpoint
     #[arg(long, value_name = "DIR")]
     export: Option<PathBuf>,
@@ -52,6 +58,7 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
         verify: Verify::First,
         pool: &session::pool(args.work.jobs)?,
         memory_budget_bytes: session::memory_budget(&args.work),
+        check_source: args.check_source,
         progress: &bar,
         provenance: &|| session.provenance(),
     };

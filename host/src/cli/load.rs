@@ -1,6 +1,6 @@
 //! `weightmill load`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -11,10 +11,13 @@ use super::output::{self, Style};
 use super::progress::Bar;
 use super::session::{self, Session};
 use crate::error::{Code, Error, Result};
-use crate::execute::build::{self, BuildOptions, Built};
+use crate::execute::build::{self, BuildOptions, Built, Entry};
 use crate::execute::{Graph, SpillRoom, Workshop, arrange};
 use crate::load::{blocks_of_entry, blocks_of_graph};
-use crate::offload::{BlockSpec, Device, HostDevice, PassReport, Registration, StreamOptions, StreamReport, Streamer};
+use crate::offload::{
+    BlockSpec, CudaDevice, Device, HostDevice, NodeLock, PassReport, Probe, ProbeFolder, ProbeRecords, Registration,
+    StreamOptions, StreamReport, Streamer,
+};
 use crate::progress::Progress;
 use crate::store;
 
@@ -141,7 +144,7 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
         let workshop = Workshop::new(&graph, &pool, 1, &room, bar.as_ref());
         shards.iter().flat_map(|s| &s.tensors).try_for_each(|w| workshop.prepare(w.source))?;
         let blocks = blocks_of_graph(&graph, &outline.resolution, &shards)?;
-        let streamed = stream_on(args, blocks, &bar)?;
+        let streamed = stream_on(args, blocks, None, &bar)?;
         outline.checkpoint().files().iter().try_for_each(|file| file.check_unchanged())?;
         return finish(global, args, &bar, None, &streamed);
     };
@@ -150,27 +153,47 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
         verify: args.verify.of_store(),
         pool: &pool,
         memory_budget_bytes: session::memory_budget(&args.work),
+        check_source: false,
         progress: bar.as_ref(),
         provenance: &|| session.provenance(),
     };
     let built = build::build(&outline, store, &options)?;
     let blocks = blocks_of_entry(&built.entry, bar.as_ref())?;
-    let streamed = stream_on(args, blocks, &bar)?;
+    let state = match &built.entry {
+        Entry::Stored(lease) => Some(lease.store_root().to_path_buf()),
+        Entry::Memory(_) => None,
+    };
+    let streamed = stream_on(args, blocks, state.as_deref(), &bar)?;
     finish(global, args, &bar, Some(&built), &streamed)
 }
 
-fn stream_on(args: &Args, blocks: Vec<BlockSpec>, bar: &Arc<Bar>) -> Result<Streamed> {
-    match args.device.split_once(':').unwrap_or((&args.device, "0")) {
-        ("host", "0") => stream(Arc::new(HostDevice::default()), args, blocks, bar),
-        ("cuda", ordinal) if ordinal.parse::<usize>().is_ok() => {
-            let ordinal = ordinal.parse().unwrap_or(0);
-            stream(Arc::new(crate::offload::CudaDevice::open(ordinal)?), args, blocks, bar)
-        }
-        _ => Err(Error::new(Code::NoDevice, format!("'{}' is no device", args.device)).hint("write host, cuda or cuda:N")),
+/// Streams on the device that was asked for. `root` is the store's, where
+/// probes are recorded and registrations serialised.
+fn stream_on(args: &Args, blocks: Vec<BlockSpec>, root: Option<&Path>, bar: &Arc<Bar>) -> Result<Streamed> {
+    match parse_device(&args.device)? {
+        None => stream(Arc::new(HostDevice::default()), args, blocks, root, bar),
+        Some(ordinal) => stream(Arc::new(CudaDevice::open(ordinal)?), args, blocks, root, bar),
     }
 }
 
-fn stream<D: Device>(device: Arc<D>, args: &Args, blocks: Vec<BlockSpec>, bar: &Arc<Bar>) -> Result<Streamed> {
+/// The number of a CUDA device, or `None` for the host.
+pub(super) fn parse_device(text: &str) -> Result<Option<usize>> {
+    let wrong = || Error::new(Code::NoDevice, format!("'{text}' is no device")).hint("write host, cuda or cuda:N");
+    match text.split_once(':') {
+        None if text == "host" => Ok(None),
+        None if text == "cuda" => Ok(Some(0)),
+        Some(("cuda", ordinal)) => ordinal.parse().map(Some).map_err(|_| wrong()),
+        _ => Err(wrong()),
+    }
+}
+
+fn stream<D: Device>(
+    device: Arc<D>,
+    args: &Args,
+    blocks: Vec<BlockSpec>,
+    root: Option<&Path>,
+    bar: &Arc<Bar>,
+) -> Result<Streamed> {
     let total: u64 = blocks.iter().flat_map(|b| &b.segments).map(|s| s.len).sum();
     let has_rest = blocks.first().is_some_and(|b| b.name == store::document::REST);
     let trace = args.trace.as_ref().map(|_| Arc::new(crate::offload::Trace::default()));
@@ -183,7 +206,14 @@ fn stream<D: Device>(device: Arc<D>, args: &Args, blocks: Vec<BlockSpec>, bar: &
             RegistrationArg::Require => Registration::Require,
         },
         pin_limit_bytes: args.pin_limit,
-        probe: Some(crate::offload::Probe::with_this_program(None)?),
+        probe: Some(Probe::with_this_program(
+            root.map(|root| Arc::new(ProbeFolder(root.join("state"))) as Arc<dyn ProbeRecords>),
+        )?),
+        node_lock: root.map(|root| NodeLock {
+            path: root.join("locks/registration"),
+            timeout: std::time::Duration::from_secs(60),
+        }),
+        prefetch_next_pass: args.passes > 1,
         staging_bytes: args.staging,
         verify_on_device: args.verify == VerifyArg::Device,
         check_copy_back: args.check_copy_back,
@@ -191,7 +221,8 @@ fn stream<D: Device>(device: Arc<D>, args: &Args, blocks: Vec<BlockSpec>, bar: &
         trace: trace.clone(),
         ..StreamOptions::default()
     };
-    let ceiling_gb_per_s = crate::load::ceiling_gb_per_s(device.as_ref())?;
+    // Enough for a figure, not so much that a small load waits for it.
+    let ceiling_gb_per_s = crate::offload::bench::ceiling(&device, 64 << 20, 3)?.median;
     bar.stage("stream", total * u64::from(args.passes));
     let mut streamer = Streamer::open(device, blocks, options)?;
     let mut passes = Vec::new();

@@ -14,6 +14,7 @@ mod plan;
 mod progress;
 mod session;
 mod store;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -53,7 +54,9 @@ enum Command {
     Digest(digest::Args),
     /// What differs between two digest tables; exits 1 if anything does
     Diff(diff::Args),
-    /// The store: list, show, find
+    /// Whether the bytes of entries are what they must be; also by making them again
+    Verify(verify::Args),
+    /// The store: list, show, evict, repair
     #[command(subcommand)]
     Store(store::StoreCommand),
     /// Modules: list, inspect, check
@@ -92,6 +95,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Load(args) => load::run(global, &args),
         Command::Digest(args) => digest::run(global, &args),
         Command::Diff(args) => diff::run(global, &args),
+        Command::Verify(args) => verify::run(global, &args),
         Command::Store(command) => store::run(global, &command),
         Command::Module(command) => module::run(global, &command),
         Command::Bench(command) => bench::run(global, &command),

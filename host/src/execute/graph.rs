@@ -181,11 +181,11 @@ impl Graph {
         }
     }
 
-    pub(super) fn step(&self, id: TargetId) -> &Step {
+    pub(crate) fn step(&self, id: TargetId) -> &Step {
         &self.steps[id.application]
     }
 
-    pub(super) fn target(&self, id: TargetId) -> &Target {
+    pub(crate) fn target(&self, id: TargetId) -> &Target {
         &self.steps[id.application].plan.targets[id.target]
     }
 
@@ -276,14 +276,14 @@ impl Graph {
     }
 
     /// Announces that `source` will be made, so that what it reads is kept.
-    pub(super) fn retain(&self, source: Source) {
+    pub(crate) fn retain(&self, source: Source) {
         for id in self.spills_before(source) {
             self.spills[id.application][id.target].readers.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Takes back what [`retain`](Self::retain) announced: `source` is made.
-    pub(super) fn release(&self, source: Source) {
+    pub(crate) fn release(&self, source: Source) {
         for id in self.spills_before(source) {
             let slot = &self.spills[id.application][id.target];
             if slot.readers.fetch_sub(1, Ordering::AcqRel) == 1 {

@@ -51,6 +51,9 @@ pub struct Workshop<'a> {
     pub room: &'a SpillRoom<'a>,
     /// Told about bytes delivered; asked whether to stop.
     pub progress: &'a dyn Progress,
+    /// Whether sinks are given leaf hashes; a sink that hashes nothing saves
+    /// them.
+    pub hash_leaves: bool,
     /// Held by the one tensor whose segments are wide.
     pub(super) wide: std::sync::Mutex<()>,
 }
@@ -84,7 +87,7 @@ impl<'a> Workshop<'a> {
         progress: &'a dyn Progress,
     ) -> Self {
         let in_flight = 2 + (2 * pool.current_num_threads()).div_ceil(lanes.max(1));
-        Workshop { graph, pool, in_flight, room, progress, wide: std::sync::Mutex::new(()) }
+        Workshop { graph, pool, in_flight, room, progress, hash_leaves: true, wide: std::sync::Mutex::new(()) }
     }
 
     /// Makes a wanted tensor, and first whatever it reads that has to be whole.
@@ -94,7 +97,7 @@ impl<'a> Workshop<'a> {
     /// The first error in the tensor's own order, whatever thread met it first.
     pub fn make(&self, source: Source, len: u64, sink: &mut dyn Sink) -> Result<()> {
         self.prepare(source)?;
-        self.deliver(source, len, true, &mut |piece: &Piece| {
+        self.deliver(source, len, self.hash_leaves, &mut |piece: &Piece| {
             sink.piece(&piece.bytes, piece.leaves.as_deref())?;
             self.progress.advance(piece.bytes.len() as u64);
             Ok(())

@@ -4,10 +4,6 @@
 //! three places they are in: files of a leased entry, shards in memory, or
 //! nowhere yet, computed while they are packed into the staging buffers.
 
-mod ceiling;
-
-pub use ceiling::ceiling_gb_per_s;
-
 use std::sync::Arc;
 
 use crate::error::{Code, Error, Result};

@@ -44,18 +44,7 @@ impl Store {
     /// `io_error`, `lock_timeout`, `interrupted`. Damage is no error, but in
     /// the answer.
     pub fn verify_all(&self, pool: &rayon::ThreadPool, progress: &dyn Progress) -> Result<Audit> {
-        let mut audit = Audit::default();
-        let mut seen = BTreeSet::new();
-        for key in self.keys()? {
-            let outcome = self.verify_entry(&key, &mut seen, &mut audit, pool, progress);
-            audit.entries += 1;
-            if let Err(error) = outcome {
-                match error.code() {
-                    Code::CorruptBlob | Code::EntryNotTrusted => audit.damaged.push((Root::Entry(key), error)),
-                    _ => return Err(error),
-                }
-            }
-        }
+        let mut audit = self.verify_entries(&self.keys()?, pool, progress)?;
         for digest in self.modules()? {
             audit.modules += 1;
             match self.module(&digest, progress) {
@@ -65,6 +54,32 @@ impl Store {
                     audit.damaged.push((Root::Module(digest), gone.hint("put it into the store again")));
                 }
                 Err(error) => audit.damaged.push((Root::Module(digest), error)),
+            }
+        }
+        Ok(audit)
+    }
+
+    /// Verifies every byte of some entries, each leased while it is looked at.
+    /// Damage to a blob that several of them share is told once.
+    ///
+    /// # Errors
+    /// Like [`Store::verify_all`].
+    pub fn verify_entries(
+        &self,
+        keys: &[ActionKey],
+        pool: &rayon::ThreadPool,
+        progress: &dyn Progress,
+    ) -> Result<Audit> {
+        let mut audit = Audit::default();
+        let mut seen = BTreeSet::new();
+        for key in keys {
+            let outcome = self.verify_entry(key, &mut seen, &mut audit, pool, progress);
+            audit.entries += 1;
+            if let Err(error) = outcome {
+                match error.code() {
+                    Code::CorruptBlob | Code::EntryNotTrusted => audit.damaged.push((Root::Entry(*key), error)),
+                    _ => return Err(error),
+                }
             }
         }
         Ok(audit)
@@ -96,7 +111,6 @@ impl Store {
         // Removed since the listing, or torn.
         let Some(record) = inner.entry_record(key)? else { return Err(not_whole()) };
         let entry = inner.open_entry(key, &record, progress)?.ok_or_else(not_whole)?;
-        let mut first_error = None;
         for shard in entry.shards {
             if !seen.insert(shard.record.digest) {
                 continue;
@@ -107,11 +121,11 @@ impl Store {
                     audit.shards += 1;
                     audit.bytes += bytes;
                 }
-                Ok(false) => drop(first_error.get_or_insert_with(not_whole)),
-                Err(error) if error.code() == Code::CorruptBlob => drop(first_error.get_or_insert(error)),
+                Ok(false) => audit.damaged.push((Root::Entry(*key), not_whole())),
+                Err(error) if error.code() == Code::CorruptBlob => audit.damaged.push((Root::Entry(*key), error)),
                 Err(error) => return Err(error),
             }
         }
-        first_error.map_or(Ok(()), Err)
+        Ok(())
     }
 }

@@ -200,6 +200,11 @@ impl Lease {
         &self.key
     }
 
+    /// The root of the store that it is in.
+    pub fn store_root(&self) -> &Path {
+        self.store.root()
+    }
+
     /// The entry's document.
     pub fn document(&self) -> &EntryDocument {
         &self.document

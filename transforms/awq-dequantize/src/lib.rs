@@ -77,7 +77,13 @@ impl Transform for AwqDequantize {
 }
 
 /// Tiles that lie inside groups too large for one.
-fn parts_of_groups(qweight: &Array, qzeros: &Array, scales: &Array, group: u64, row_bytes: u64) -> Result<Vec<TileGroup>> {
+fn parts_of_groups(
+    qweight: &Array,
+    qzeros: &Array,
+    scales: &Array,
+    group: u64,
+    row_bytes: u64,
+) -> Result<Vec<TileGroup>> {
     let own_bytes = qweight.extent(1)? * 4 + row_bytes;
     let rows = (GROUP_BYTES / own_bytes / TOGETHER).max(1) * TOGETHER;
     let mut tiles = Vec::new();
@@ -138,7 +144,8 @@ mod tests {
 
     #[test]
     fn every_shape_and_group_with_every_tile_size() {
-        for (rows, columns, group) in [(1, 8, 1), (64, 24, 16), (64, 40, 64), (96, 8, 12), (45, 16, 3), (256, 72, 128)] {
+        for (rows, columns, group) in [(1, 8, 1), (64, 24, 16), (64, 40, 64), (96, 8, 12), (45, 16, 3), (256, 72, 128)]
+        {
             let (case, expected) = case(rows, columns, group);
             for tile_bytes in [1, 3000, 1 << 20] {
                 let case = case.clone().tile_bytes(tile_bytes);

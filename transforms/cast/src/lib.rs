@@ -56,7 +56,8 @@ mod tests {
     fn ties_go_to_even_and_nan_payloads_are_cut() {
         let bits = [0x3f80_8000, 0x3f81_8000, 0x3f80_8001, 0x7f80_0001, 0x7fc1_2345, 0xffff_ffff_u32, 0x477f_f000];
         let w = Tensor::of(&[7], &bits.map(f32::from_bits));
-        let to = |dtype: &str| Case::new().param("dtype", dtype).input("w", w.clone()).run::<Cast>().unwrap()["w"].clone();
+        let to =
+            |dtype: &str| Case::new().param("dtype", dtype).input("w", w.clone()).run::<Cast>().unwrap()["w"].clone();
         assert_eq!(to("BF16").numbers::<u16>(), [0x3f80, 0x3f82, 0x3f81, 0x7fc0, 0x7fc1, 0xffff, 0x4780]);
         assert_eq!(to("F16").numbers::<u16>()[3..], [0x7e00, 0x7e09, 0xffff, 0x7c00]);
         assert_eq!(to("F16").dtype, Dtype::F16);

@@ -64,8 +64,11 @@ impl Transform for Fp8Quantize {
     fn plan(&self, cx: &Plan) -> Result<Outputs> {
         let w = float_input(cx, "w")?;
         if self.ue8m0 && self.scheme != Scheme::Block {
-            return Err(PlanError::param("ue8m0", format!("ue8m0 goes with scheme \"block\" only, not with \"{}\"", self.scheme.name()))
-                .hint("leave ue8m0 out"));
+            return Err(PlanError::param(
+                "ue8m0",
+                format!("ue8m0 goes with scheme \"block\" only, not with \"{}\"", self.scheme.name()),
+            )
+            .hint("leave ue8m0 out"));
         }
         match self.scheme {
             Scheme::Tensor => tensor(cx, &w),

@@ -2,7 +2,8 @@ use super::*;
 use weightmill_guest::native::{Case, Refused, Tensor};
 
 fn matrix(rows: u64, columns: u64) -> Tensor {
-    let value = |i: u64| ((i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 / 8_388_608.0 - 1.0) * (1 + i % 5) as f32;
+    let value =
+        |i: u64| ((i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 / 8_388_608.0 - 1.0) * (1 + i % 5) as f32;
     Tensor::of(&[rows, columns], &(0..rows * columns).map(value).collect::<Vec<_>>())
 }
 
@@ -28,9 +29,8 @@ fn reference(scheme: Scheme, ue8m0: bool, w: &[f32], rows: usize, columns: usize
         _ => (amax / 448.0).max(f32::MIN_POSITIVE),
     };
     let scales: Vec<f32> = amax.into_iter().map(scale).collect();
-    let code = |(i, x): (usize, &f32)| {
-        fp8::encode(x * (1.0 / scales[i / columns / high * across + i % columns / wide]))
-    };
+    let code =
+        |(i, x): (usize, &f32)| fp8::encode(x * (1.0 / scales[i / columns / high * across + i % columns / wide]));
     (w.iter().enumerate().map(code).collect(), scales)
 }
 
@@ -42,11 +42,14 @@ fn check(scheme: Scheme, ue8m0: bool, w: &Tensor, tile_bytes: u64) {
     assert_eq!(out["scale"].numbers::<f32>(), scales, "{scheme:?} {:?} {tile_bytes}", w.shape);
     assert!(out["w"].bytes == codes, "{scheme:?} {:?} {tile_bytes}", w.shape);
     assert_eq!((out["w"].dtype, &out["w"].shape), (Dtype::F8_E4M3, &w.shape));
-    assert_eq!(out["scale"].shape, match scheme {
-        Scheme::Tensor => vec![1],
-        Scheme::Channel => vec![rows, 1],
-        Scheme::Block => vec![rows.div_ceil(128), columns.div_ceil(128)],
-    });
+    assert_eq!(
+        out["scale"].shape,
+        match scheme {
+            Scheme::Tensor => vec![1],
+            Scheme::Channel => vec![rows, 1],
+            Scheme::Block => vec![rows.div_ceil(128), columns.div_ceil(128)],
+        }
+    );
 }
 
 #[test]
@@ -103,7 +106,13 @@ fn zeros_and_tiny_values_have_the_scales_that_are_laid_down() {
     assert_eq!(run("tensor", &[0.0, -0.0]), (vec![0, 0x80], vec![1.0]));
     assert_eq!(run("channel", &[0.0, 448.0]), (vec![0, 0x7e], vec![1.0, 1.0]));
     assert_eq!(run("block", &[0.0, 0.0]), (vec![0, 0], vec![1e-4 / 448.0]));
-    assert_eq!(run("tensor", &[1e-38, -2e-38]), (vec![fp8::encode(1e-38 * 2.0_f32.powi(126)), fp8::encode(-2e-38 * 2.0_f32.powi(126))], vec![f32::MIN_POSITIVE]));
+    assert_eq!(
+        run("tensor", &[1e-38, -2e-38]),
+        (
+            vec![fp8::encode(1e-38 * 2.0_f32.powi(126)), fp8::encode(-2e-38 * 2.0_f32.powi(126))],
+            vec![f32::MIN_POSITIVE]
+        )
+    );
 }
 
 #[test]
@@ -118,14 +127,19 @@ fn channels_are_entries_of_the_first_dimension_whatever_follows() {
         Case::new().param("scheme", scheme).input("w", w).run::<Fp8Quantize>().unwrap_err()
     };
     assert_eq!(refused("tensor", &[120]).message(), "w must have 2 dimensions for scheme \"tensor\", found 1 [120]");
-    assert_eq!(refused("block", &[6, 4, 5]).message(), "w must have 2 dimensions for scheme \"block\", found 3 [6, 4, 5]");
+    assert_eq!(
+        refused("block", &[6, 4, 5]).message(),
+        "w must have 2 dimensions for scheme \"block\", found 3 [6, 4, 5]"
+    );
     let scalar = Case::new().param("scheme", "channel").input("w", Tensor::of(&[], &[1.0_f32]));
     assert_eq!(scalar.run::<Fp8Quantize>().unwrap_err().message(), "w must have rows, but is a scalar");
 }
 
 #[test]
 fn nothing_is_quantised_to_nothing() {
-    for (shape, scheme, scales) in [([0, 5], "tensor", 1), ([0, 5], "channel", 0), ([3, 0], "channel", 3), ([0, 5], "block", 0)] {
+    for (shape, scheme, scales) in
+        [([0, 5], "tensor", 1), ([0, 5], "channel", 0), ([3, 0], "channel", 3), ([0, 5], "block", 0)]
+    {
         let case = Case::new().param("scheme", scheme).input("w", Tensor::of::<f32>(&shape, &[]));
         let out = case.run::<Fp8Quantize>().unwrap();
         assert_eq!(out["w"].shape, shape);
@@ -155,7 +169,10 @@ fn the_first_value_that_is_not_finite_is_named() {
 #[test]
 fn sixteen_bit_inputs_are_quantised_as_their_values() {
     let bits: Vec<u16> = (0..60 * 130).map(|i: u32| (0x3c00 + i * 7 % 0x300) as u16 | ((i as u16) << 15)).collect();
-    for (dtype, decode) in [(Dtype::F16, weightmill_guest::kernels::F16::decode as fn(u16) -> f32), (Dtype::BF16, weightmill_guest::kernels::BF16::decode)] {
+    for (dtype, decode) in [
+        (Dtype::F16, weightmill_guest::kernels::F16::decode as fn(u16) -> f32),
+        (Dtype::BF16, weightmill_guest::kernels::BF16::decode),
+    ] {
         let w = Tensor::new(dtype, &[60, 130], bits.iter().flat_map(|u| u.to_le_bytes()).collect());
         let wide: Vec<f32> = bits.iter().map(|&u| decode(u)).collect();
         for scheme in [Scheme::Tensor, Scheme::Channel, Scheme::Block] {

@@ -106,7 +106,8 @@ impl GptqDequantize {
             return Err(qweight.refuse(format!("the {columns} columns of qweight do not divide by 8")));
         }
         if rows % group != 0 {
-            let message = format!("the {rows} rows of qweight ({words} words of 8) do not divide by the group_size {group}");
+            let message =
+                format!("the {rows} rows of qweight ({words} words of 8) do not divide by the group_size {group}");
             return Err(PlanError::param("group_size", message)
                 .hint("group_size is in the model's quantisation config; -1 there means all rows"));
         }
@@ -255,7 +256,8 @@ mod tests {
 
     #[test]
     fn every_shape_and_group_with_every_tile_size() {
-        for (rows, columns, group) in [(8, 8, 8), (64, 24, 16), (64, 40, 64), (96, 8, 12), (48, 16, 3), (256, 72, 128)] {
+        for (rows, columns, group) in [(8, 8, 8), (64, 24, 16), (64, 40, 64), (96, 8, 12), (48, 16, 3), (256, 72, 128)]
+        {
             let matrix = Matrix::new(rows, columns, group);
             for (v1, plus) in [(true, 1), (false, 0)] {
                 let expected = matrix.expected(|row| row / group, plus);

@@ -69,7 +69,8 @@ fn pieces_of_rows(w: &Array, a: &Array, b: &Array) -> Result<Vec<TileGroup>> {
     let element = w.dtype().bits() / 8;
     let piece = A_PIECE_BYTES / (rank * (a.dtype().bits() / 8));
     if piece == 0 || rows > CUT_ROWS {
-        return Err(a.refuse(format!("a of {} bytes is too large for {rows} rows of w", a.len_bytes()))
+        return Err(a
+            .refuse(format!("a of {} bytes is too large for {rows} rows of w", a.len_bytes()))
             .hint("cast a to BF16 first, or merge the update before it is converted"));
     }
     let mut tiles = Vec::new();
@@ -168,7 +169,12 @@ mod tests {
     }
 
     fn plan(w: [u64; 2], a: [u64; 2], b: [u64; 2]) -> PlanAnswer {
-        let input = |role: &str, shape: [u64; 2]| PlanInput { dtype: Dtype::F32, index: 0, role: role.into(), shape: shape.to_vec() };
+        let input = |role: &str, shape: [u64; 2]| PlanInput {
+            dtype: Dtype::F32,
+            index: 0,
+            role: role.into(),
+            shape: shape.to_vec(),
+        };
         native::plan::<LoraMerge>(&PlanRequest {
             abi: 1,
             inputs: vec![input("a", a), input("b", b), input("w", w)],

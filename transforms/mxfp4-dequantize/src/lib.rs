@@ -37,7 +37,8 @@ impl Transform for Mxfp4Dequantize {
             return Err(scales.refuse("scales must be of shape [..., R, B], found a scalar"));
         };
         if rows.is_empty() {
-            return Err(scales.refuse(format!("scales must be of shape [..., R, B], found {:?}", scales.shape()))
+            return Err(scales
+                .refuse(format!("scales must be of shape [..., R, B], found {:?}", scales.shape()))
                 .hint("use permute with reshape to give it rows"));
         }
         let mut expected = scales.shape().to_vec();

@@ -33,12 +33,18 @@ impl Transform for WeightNormFold {
         let (g, v) = (float_input(cx, "g")?, float_input(cx, "v")?);
         let (rows, columns) = scaled::matrix(&v)?;
         if g.shape().first() != Some(&rows) || g.shape()[1..].iter().any(|&extent| extent != 1) {
-            return Err(g.refuse(format!("g must be of shape [{rows}] or [{rows}, 1, ...], one for each row of v, found {:?}", g.shape()))
+            return Err(g
+                .refuse(format!(
+                    "g must be of shape [{rows}] or [{rows}, 1, ...], one for each row of v, found {:?}",
+                    g.shape()
+                ))
                 .hint("check that g and v belong to the same layer"));
         }
         let row_bytes = columns * (v.dtype().bits() / 8);
         if row_bytes > ROW_BYTES {
-            return Err(v.refuse(format!("a row of v is {row_bytes} bytes, more than {ROW_BYTES}, and its norm is one sum")));
+            return Err(
+                v.refuse(format!("a row of v is {row_bytes} bytes, more than {ROW_BYTES}, and its norm is one sum"))
+            );
         }
         let tiles = if v.elements() == 0 {
             Vec::new()

@@ -16,9 +16,38 @@ use super::super::lanes::*;
 /// ```
 pub fn find_nan(codes: &[u8]) -> Option<usize> {
     let is_nan = |code: &u8| code & ABS == ABS;
-    // One branch a page, so that the search is as fast as the vectors are.
-    let page = codes.chunks(4096).position(|page| page.iter().fold(false, |any, code| any | is_nan(code)))?;
-    codes[page * 4096..].iter().position(is_nan).map(|at| page * 4096 + at)
+    let clean = if SIMD { clean_simd(codes) } else { 0 };
+    // One branch a page, so that compilers make vectors of the search.
+    let page = codes[clean..].chunks(PAGE).position(|page| page.iter().fold(false, |any, code| any | is_nan(code)))?;
+    let page = clean + page * PAGE;
+    codes[page..].iter().position(is_nan).map(|at| page + at)
+}
+
+/// Codes that are searched before there is a branch.
+const PAGE: usize = 4096;
+
+/// How many codes, in whole pages, have no NaN before them or among them.
+fn clean_simd(codes: &[u8]) -> usize {
+    let mask = u8x16_splat(ABS);
+    let mut clean = 0;
+    for page in codes.as_chunks::<PAGE>().0 {
+        let mut found = [u8x16_splat(0); 4];
+        for codes in page.as_chunks::<64>().0 {
+            let codes = codes.as_chunks::<16>().0;
+            let nan = |number: usize| i8x16_eq(v128_and(load(&codes[number]), mask), mask);
+            found = [
+                v128_or(found[0], nan(0)),
+                v128_or(found[1], nan(1)),
+                v128_or(found[2], nan(2)),
+                v128_or(found[3], nan(3)),
+            ];
+        }
+        if v128_any_true(v128_or(v128_or(found[0], found[1]), v128_or(found[2], found[3]))) {
+            break;
+        }
+        clean += PAGE;
+    }
+    clean
 }
 
 /// A format that FP8 is made into: [`F32`] or [`BF16`].
@@ -56,11 +85,7 @@ pub struct Dequantizer<D> {
 impl<D: Target> Dequantizer<D> {
     /// For `scale`, which may be any f32.
     pub fn new(scale: f32) -> Self {
-        Dequantizer {
-            scale,
-            planes: if SIMD { vectors::<D>(scale) } else { None },
-            format: PhantomData,
-        }
+        Dequantizer { scale, planes: if SIMD { vectors::<D>(scale) } else { None }, format: PhantomData }
     }
 
     /// Every code's product.
@@ -80,25 +105,33 @@ impl<D: Target> Dequantizer<D> {
         }
     }
 
-    /// Does whole groups of 16; answers how many elements that were.
+    /// Does whole groups of 64; answers how many elements that were.
     #[inline(always)]
     fn simd(&self, codes: &[u8], to: &mut [D::Element]) -> usize {
         let Some(planes) = &self.planes else { return 0 };
-        let (codes, _) = codes.as_chunks::<16>();
-        let (to, _) = to.as_chunks_mut::<8>();
-        let (to, _) = to.as_chunks_mut::<2>();
-        for (to, code) in to.iter_mut().zip(codes) {
-            let code = load(code);
-            let a = v128_and(code, u8x16_splat(ABS));
-            let index = u8x16_min(a, v128_or(v128_and(a, u8x16_splat(7)), u8x16_splat(8)));
-            // Sign and exponent where the high half of an f32 has them.
-            let high = |code: v128| v128_and(i16x8_shr(code, 4), u16x8_splat(0x8780));
-            let zero = u8x16_splat(0);
-            let high = [high(zip8_low(zero, code)), high(zip8_high(zero, code))];
-            D::store16(to, planes, index, high);
+        let (codes, _) = codes.as_chunks::<64>();
+        let (to, _) = to.as_chunks_mut::<64>();
+        for (to, codes) in to.iter_mut().zip(codes) {
+            let (codes, to) = (codes.as_chunks::<16>().0, to.as_chunks_mut::<16>().0);
+            values16::<D>(planes, &codes[0], &mut to[0]);
+            values16::<D>(planes, &codes[1], &mut to[1]);
+            values16::<D>(planes, &codes[2], &mut to[2]);
+            values16::<D>(planes, &codes[3], &mut to[3]);
         }
-        codes.len() * 16
+        codes.len() * 64
     }
+}
+
+#[inline(always)]
+fn values16<D: Target>(planes: &[v128; 4], codes: &[u8; 16], to: &mut [D::Element; 16]) {
+    let codes = load(codes);
+    let a = v128_and(codes, u8x16_splat(ABS));
+    let index = u8x16_min(a, v128_or(v128_and(a, u8x16_splat(7)), u8x16_splat(8)));
+    // Sign and exponent where the high half of an f32 has them.
+    let high = |codes: v128| v128_and(i16x8_shr(codes, 4), u16x8_splat(0x8780));
+    let zero = u8x16_splat(0);
+    let high = [high(zip8_low(zero, codes)), high(zip8_high(zero, codes))];
+    D::store16(to, planes, index, high);
 }
 
 /// What the SIMD form needs of a scale, if it can take it.
@@ -132,7 +165,7 @@ mod planes {
         fn planes(products: [v128; 4]) -> [v128; 4];
 
         /// The products at `index`, with `high` added to their high 16 bits.
-        fn store16(to: &mut [[Self::Element; 8]; 2], planes: &[v128; 4], index: v128, high: [v128; 2]);
+        fn store16(to: &mut [Self::Element; 16], planes: &[v128; 4], index: v128, high: [v128; 2]);
     }
 
     fn bytes(words: [v128; 4], number: u32) -> v128 {
@@ -151,8 +184,9 @@ mod planes {
         }
 
         #[inline(always)]
-        fn store16(to: &mut [[u16; 8]; 2], planes: &[v128; 4], index: v128, high: [v128; 2]) {
+        fn store16(to: &mut [u16; 16], planes: &[v128; 4], index: v128, high: [v128; 2]) {
             let (b0, b1) = (i8x16_swizzle(planes[0], index), i8x16_swizzle(planes[1], index));
+            let (to, _) = to.as_chunks_mut::<8>();
             store(&mut to[0], i16x8_add(zip8_low(b0, b1), high[0]));
             store(&mut to[1], i16x8_add(zip8_high(b0, b1), high[1]));
         }
@@ -164,15 +198,16 @@ mod planes {
         }
 
         #[inline(always)]
-        fn store16(to: &mut [[f32; 8]; 2], planes: &[v128; 4], index: v128, high: [v128; 2]) {
-            let [b0, b1, b2, b3] = planes.map(|plane| i8x16_swizzle(plane, index));
+        fn store16(to: &mut [f32; 16], planes: &[v128; 4], index: v128, high: [v128; 2]) {
+            let byte = |number: usize| i8x16_swizzle(planes[number], index);
+            let (b0, b1, b2, b3) = (byte(0), byte(1), byte(2), byte(3));
             let low = [zip8_low(b0, b1), zip8_high(b0, b1)];
             let high = [i16x8_add(zip8_low(b2, b3), high[0]), i16x8_add(zip8_high(b2, b3), high[1])];
-            for ((to, low), high) in to.iter_mut().zip(low).zip(high) {
-                let [a, b] = halves_mut(to);
-                store::<f32, 4>(a, zip16_low(low, high));
-                store::<f32, 4>(b, zip16_high(low, high));
-            }
+            let (to, _) = to.as_chunks_mut::<4>();
+            store(&mut to[0], zip16_low(low[0], high[0]));
+            store(&mut to[1], zip16_high(low[0], high[0]));
+            store(&mut to[2], zip16_low(low[1], high[1]));
+            store(&mut to[3], zip16_high(low[1], high[1]));
         }
     }
 }
@@ -234,9 +269,11 @@ mod tests {
     fn the_first_nan_is_found_wherever_it_is() {
         let mut codes = vec![0x7e; 10_000];
         assert_eq!(find_nan(&codes), None);
+        assert_eq!(clean_simd(&codes), 8192);
         for at in [9_999, 8192, 4097, 4095, 0] {
-            codes[at] = 0xff;
+            codes[at] = if at % 2 == 0 { 0x7f } else { 0xff };
             assert_eq!(find_nan(&codes), Some(at));
+            assert_eq!(clean_simd(&codes), at.min(8192) / PAGE * PAGE);
         }
     }
 }

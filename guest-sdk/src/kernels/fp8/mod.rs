@@ -1,16 +1,15 @@
 //! FP8 E4M3 ("fn": finite, no infinities, largest 448).
 //!
 //! A code is a sign, 4 bits of exponent (bias 7) and 3 of mantissa; 0x7F and
-//! 0xFF are NaN, 0x7E is 448, the smallest step is 2⁻⁹. See [`quantize`] and
-//! [`dequantize`](fn@dequantize) for the operation order, [`fnuz`] for the
-//! other E4M3.
+//! 0xFF are NaN, 0x7E is 448, the smallest step is 2⁻⁹. See [`Quantizer`] and
+//! [`Dequantizer`] for the operation order, [`fnuz`] for the other E4M3.
 
 mod dequantize;
 pub mod fnuz;
 mod quantize;
 
 pub use dequantize::{Dequantizer, Target, find_nan};
-pub use quantize::{amax, encode, power_of_two_at_least, quantize, scale_for};
+pub use quantize::{Quantizer, amax, encode, power_of_two_at_least, scale_for};
 
 /// The largest value.
 pub const MAX: f32 = 448.0;
@@ -38,21 +37,4 @@ fn value(code: u8) -> f32 {
     let subnormal = (a as f32 * (1.0 / 512.0)).to_bits();
     let sign = u32::from(code & 0x80) << 24;
     f32::from_bits(sign | if a < 8 { subnormal } else { normal })
-}
-
-/// Every value of `codes` times `scale`, rounded to `D`: [`Dequantizer`] for
-/// one use.
-///
-/// # Panics
-/// If the slices differ in length.
-///
-/// ```
-/// use weightmill_guest::kernels::{F32, fp8};
-///
-/// let mut to = [0.0];
-/// fp8::dequantize::<F32>(&[0x7e], 0.5, &mut to);
-/// assert_eq!(to, [224.0]);
-/// ```
-pub fn dequantize<D: Target>(codes: &[u8], scale: f32, to: &mut [D::Element]) {
-    Dequantizer::<D>::new(scale).run(codes, to);
 }

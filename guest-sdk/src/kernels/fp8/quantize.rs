@@ -96,59 +96,81 @@ pub fn encode(x: f32) -> u8 {
     (u >> 24 & 0x80 | code) as u8
 }
 
-/// `q = encode(x · (1 / scale))`: the reciprocal rounded once, the product
-/// rounded to f32.
+/// Quantises by one scale: `q = encode(x · (1 / scale))`, the reciprocal
+/// rounded once, the product rounded to f32.
 ///
-/// `x` has been found finite by [`amax`], and `scale` is at least 2⁻¹²⁶.
-///
-/// # Panics
-/// If the slices differ in length.
+/// Values have been found finite by [`amax`], and the scale is at least 2⁻¹²⁶.
 ///
 /// ```
 /// use weightmill_guest::kernels::{F32, fp8};
 ///
 /// let mut q = [0; 2];
-/// fp8::quantize::<F32>(&[4.0, -2.0], 2.0, &mut q);
+/// fp8::Quantizer::new(2.0).run::<F32>(&[4.0, -2.0], &mut q);
 /// assert_eq!(q, [0x40, 0xb8]);
 /// ```
-pub fn quantize<F: Float>(x: &[F::Element], scale: f32, q: &mut [u8]) {
-    assert_eq!(x.len(), q.len(), "a code for every value");
-    let reciprocal = canonical(1.0 / scale);
-    let done = if SIMD { simd::<F>(x, reciprocal, q) } else { 0 };
-    scalar::<F>(&x[done..], reciprocal, &mut q[done..]);
+#[derive(Clone, Copy, Debug)]
+pub struct Quantizer {
+    reciprocal: f32,
 }
 
-fn scalar<F: Float>(x: &[F::Element], reciprocal: f32, q: &mut [u8]) {
-    for (q, &x) in q.iter_mut().zip(x) {
-        *q = encode(canonical(F::decode(x) * reciprocal));
+impl Quantizer {
+    /// For `scale`.
+    pub fn new(scale: f32) -> Self {
+        Quantizer { reciprocal: canonical(1.0 / scale) }
+    }
+
+    /// A code for every value.
+    ///
+    /// # Panics
+    /// If the slices differ in length.
+    #[inline]
+    pub fn run<F: Float>(&self, x: &[F::Element], q: &mut [u8]) {
+        assert_eq!(x.len(), q.len(), "a code for every value");
+        let done = if SIMD { self.simd::<F>(x, q) } else { 0 };
+        self.scalar::<F>(&x[done..], &mut q[done..]);
+    }
+
+    fn scalar<F: Float>(&self, x: &[F::Element], q: &mut [u8]) {
+        for (q, &x) in q.iter_mut().zip(x) {
+            *q = encode(canonical(F::decode(x) * self.reciprocal));
+        }
+    }
+
+    /// Quantises whole groups of 32; answers how many elements that were.
+    #[inline(always)]
+    fn simd<F: Float>(&self, x: &[F::Element], q: &mut [u8]) -> usize {
+        let factor = f32x4_splat(self.reciprocal);
+        let (x, _) = x.as_chunks::<32>();
+        let (q, _) = q.as_chunks_mut::<32>();
+        for (q, x) in q.iter_mut().zip(x) {
+            let (x, q) = (x.as_chunks::<8>().0, q.as_chunks_mut::<16>().0);
+            store(&mut q[0], codes16(F::load8(&x[0]), F::load8(&x[1]), factor));
+            store(&mut q[1], codes16(F::load8(&x[2]), F::load8(&x[3]), factor));
+        }
+        x.len() * 32
     }
 }
 
-/// Quantises whole groups of 16; answers how many elements that were.
-fn simd<F: Float>(x: &[F::Element], reciprocal: f32, q: &mut [u8]) -> usize {
-    let factor = f32x4_splat(reciprocal);
-    // As `encode`, but for the bias and the sign.
-    let encode = |x: v128| {
-        let a = i32x4_min(v128_and(x, u32x4_splat(ABS)), u32x4_splat(LARGEST));
-        let binade = i32x4_max(v128_and(a, u32x4_splat(EXPONENT)), u32x4_splat(NORMAL));
-        let rounder = i32x4_add(binade, u32x4_splat(ROUNDER));
-        let steps = i32x4_sub(f32x4_add(a, rounder), rounder);
-        i32x4_add(steps, u32x4_shr(binade, 20))
-    };
-    let (x, _) = x.as_chunks::<8>();
-    let (x, _) = x.as_chunks::<2>();
-    let (q, _) = q.as_chunks_mut::<16>();
-    for (q, x) in q.iter_mut().zip(x) {
-        let [a, b] = F::load8(&x[0]).map(|x| f32x4_mul(x, factor));
-        let [c, d] = F::load8(&x[1]).map(|x| f32x4_mul(x, factor));
-        let bias = u16x8_splat(BIAS as u16);
-        let low = i16x8_sub(u16x8_narrow_i32x4(encode(a), encode(b)), bias);
-        let high = i16x8_sub(u16x8_narrow_i32x4(encode(c), encode(d)), bias);
-        // Saturation keeps signs: 32 bits to 16 to 8.
-        let signs = i8x16_narrow_i16x8(i16x8_narrow_i32x4(a, b), i16x8_narrow_i32x4(c, d));
-        store(q, v128_or(u8x16_narrow_i16x8(low, high), v128_and(signs, u8x16_splat(0x80))));
-    }
-    x.len() * 16
+/// Sixteen codes.
+#[inline(always)]
+fn codes16([a, b]: [v128; 2], [c, d]: [v128; 2], factor: v128) -> v128 {
+    let [a, b, c, d] = [f32x4_mul(a, factor), f32x4_mul(b, factor), f32x4_mul(c, factor), f32x4_mul(d, factor)];
+    let bias = u16x8_splat(BIAS as u16);
+    let low = i16x8_sub(u16x8_narrow_i32x4(biased_code(a), biased_code(b)), bias);
+    let high = i16x8_sub(u16x8_narrow_i32x4(biased_code(c), biased_code(d)), bias);
+    // Saturation keeps signs: 32 bits to 16 to 8.
+    let signs = i8x16_narrow_i16x8(i16x8_narrow_i32x4(a, b), i16x8_narrow_i32x4(c, d));
+    v128_or(u8x16_narrow_i16x8(low, high), v128_and(signs, u8x16_splat(0x80)))
+}
+
+/// As [`encode`], four at a time, without the sign and with `BIAS` in it.
+#[inline(always)]
+fn biased_code(x: v128) -> v128 {
+    let a = i32x4_min(v128_and(x, u32x4_splat(ABS)), u32x4_splat(LARGEST));
+    let binade = i32x4_max(v128_and(a, u32x4_splat(EXPONENT)), u32x4_splat(NORMAL));
+    let rounder = i32x4_add(binade, u32x4_splat(ROUNDER));
+    let steps = i32x4_sub(f32x4_add(a, rounder), rounder);
+    i32x4_add(steps, u32x4_shr(binade, 20))
 }
 
 #[cfg(test)]
@@ -165,10 +187,10 @@ mod tests {
         for scale in reference.take::<f32>(6) {
             let expected = reference.take::<u8>(x.len());
             let mut q = vec![0; x.len()];
-            quantize::<F32>(&x, scale, &mut q);
+            Quantizer::new(scale).run::<F32>(&x, &mut q);
             assert_same_bits(&q, &expected, "scalar");
             q.fill(0);
-            let done = simd::<F32>(&x, 1.0 / scale, &mut q);
+            let done = Quantizer::new(scale).simd::<F32>(&x, &mut q);
             assert_same_bits(&q[..done], &expected[..done], "simd");
         }
         assert!(reference.all::<u8>().is_empty());
@@ -180,10 +202,11 @@ mod tests {
         fn check<F: Float<Element = u16>>(every: &[u16]) {
             let wide: Vec<f32> = every.iter().map(|&x| F::decode(x)).collect();
             let (mut narrow, mut q) = (vec![0; wide.len()], vec![0; wide.len()]);
-            quantize::<F32>(&wide, 0.37, &mut q);
-            quantize::<F>(every, 0.37, &mut narrow);
+            let quantizer = Quantizer::new(0.37);
+            quantizer.run::<F32>(&wide, &mut q);
+            quantizer.run::<F>(every, &mut narrow);
             assert_same_bits(&narrow, &q, "scalar");
-            assert_eq!(simd::<F>(every, 1.0 / 0.37, &mut narrow), every.len());
+            assert_eq!(quantizer.simd::<F>(every, &mut narrow), every.len());
             assert_same_bits(&narrow, &q, "simd");
         }
         check::<BF16>(&every);

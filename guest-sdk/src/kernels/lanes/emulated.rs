@@ -69,8 +69,10 @@ binary! {
     u16x8_max: u16 => u16, |a, b| a.max(b);
     i32x4_add: u32 => u32, |a, b| a.wrapping_add(b);
     i32x4_sub: u32 => u32, |a, b| a.wrapping_sub(b);
-    i32x4_gt: i32 => u32, |a, b| if a > b { u32::MAX } else { 0 };
-    i32x4_lt: i32 => u32, |a, b| if a < b { u32::MAX } else { 0 };
+    i8x16_eq: u8 => u8, |a, b| if a == b { 0xff } else { 0 };
+    i32x4_eq: u32 => u32, |a, b| if a == b { u32::MAX } else { 0 };
+    f32x4_lt: f32 => u32, |a, b| if a < b { u32::MAX } else { 0 };
+    f32x4_ne: f32 => u32, |a, b| if a != b { u32::MAX } else { 0 };
     i32x4_max: i32 => i32, |a, b| a.max(b);
     i32x4_min: i32 => i32, |a, b| a.min(b);
     v128_and: u32 => u32, |a, b| a & b;
@@ -96,6 +98,7 @@ macro_rules! shift {
 shift! {
     i16x8_shr: i16, |a, by| a >> by;
     u16x8_shr: u16, |a, by| a >> by;
+    i32x4_shr: i32, |a, by| a >> by;
     u32x4_shr: u32, |a, by| a >> by;
 }
 
@@ -139,6 +142,10 @@ pub(in super::super) fn i16x8_narrow_i32x4(a: v128, b: v128) -> v128 {
 
 pub(in super::super) fn f32x4_convert_i32x4(a: v128) -> v128 {
     make(|i| i32::get(a, i) as f32)
+}
+
+pub(in super::super) fn v128_any_true(a: v128) -> bool {
+    a.0 != [0; 16]
 }
 
 /// Bits of `a` where `mask` has ones, of `b` elsewhere.

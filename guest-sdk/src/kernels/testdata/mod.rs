@@ -60,7 +60,11 @@ pub(super) fn assert_same_bits<T: Pod>(found: &[T], expected: &[T], what: &str) 
     assert_eq!(found.len(), expected.len(), "{what}: lengths");
     let differs = |&i: &usize| pod::bytes_of(&found[i..=i]) != pod::bytes_of(&expected[i..=i]);
     if let Some(i) = (0..found.len()).find(differs) {
-        panic!("{what}: at {i} found {:x?}, expected {:x?}", pod::bytes_of(&found[i..=i]), pod::bytes_of(&expected[i..=i]));
+        panic!(
+            "{what}: at {i} found {:x?}, expected {:x?}",
+            pod::bytes_of(&found[i..=i]),
+            pod::bytes_of(&expected[i..=i])
+        );
     }
 }
 

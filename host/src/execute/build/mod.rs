@@ -11,13 +11,14 @@ pub use memory::{MemoryEntry, MemoryShard};
 
 use super::graph::Graph;
 use super::outline::Outline;
-use crate::checkpoint::{DigestCache, NoCache, SourceDigests, source_digests};
-use crate::digest::ContentDigest;
+use crate::checkpoint::{DigestCache, FileIdentity, NoCache, SourceDigests, source_digests};
+use crate::digest::{ContentDigest, TensorDigest};
 use crate::error::{Code, Error, Fault, Result};
 use crate::plan::action::Action;
 use crate::progress::Progress;
 use crate::store::document::EntryDocument;
 use crate::store::{Claim, Lease, Store, Verify};
+use crate::tensor::TensorName;
 
 /// What a failing store means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +39,10 @@ pub struct BuildOptions<'a> {
     pub pool: &'a rayon::ThreadPool,
     /// Bytes of intermediate tensors in memory, and of a result in memory.
     pub memory_budget_bytes: u64,
+    /// Hash every source tensor now, whatever is known of the files: their
+    /// attributes are not believed to stand for their content. What is found is
+    /// remembered.
+    pub check_source: bool,
     /// Told about the work.
     pub progress: &'a dyn Progress,
     /// Who builds, for the provenance: free-form, never hashed. Asked only when
@@ -137,6 +142,7 @@ pub fn build(outline: &Outline<'_>, store: Result<Store>, options: &BuildOptions
     };
     let digests = done.timed("digest", |done| {
         let cache: &dyn DigestCache = store.as_ref().map_or(&NoCache, |store| store);
+        let cache: &dyn DigestCache = if options.check_source { &Unbelieved(cache) } else { cache };
         hash_sources(outline, cache, options, done)
     })?;
     let action = outline.action(&digests)?;
@@ -147,7 +153,15 @@ pub fn build(outline: &Outline<'_>, store: Result<Store>, options: &BuildOptions
     let (outcome, entry) = match stored {
         Ok((outcome, lease)) => (outcome, Entry::Stored(lease)),
         Err(error) if options.mode == Mode::Preferred && can_fall_back(&error) => {
-            let entry = done.timed("transform", |done| memory::make(outline, &action, options, done))?;
+            // What was done for the store was in vain.
+            done.blocks_reused = 0;
+            let made = done.timed("transform", |done| memory::make(outline, &action, options, done));
+            let entry = made.map_err(|e| match e.code() {
+                Code::InsufficientMemory => {
+                    e.context(format!("the store could not be used ({}: {})", error.code(), error.message()))
+                }
+                _ => e,
+            })?;
             (Outcome::Fallback(error), Entry::Memory(entry))
         }
         Err(error) => return Err(error),
@@ -160,6 +174,19 @@ pub fn build(outline: &Outline<'_>, store: Result<Store>, options: &BuildOptions
 fn can_fall_back(error: &Error) -> bool {
     let final_whatever = [Code::Interrupted, Code::IdentityCollision, Code::InsufficientMemory];
     error.code().fault() == Fault::Environment && !final_whatever.contains(&error.code())
+}
+
+/// A cache that is written and not read.
+struct Unbelieved<'a>(&'a dyn DigestCache);
+
+impl DigestCache for Unbelieved<'_> {
+    fn load(&self, _: &FileIdentity) -> Option<BTreeMap<TensorName, TensorDigest>> {
+        None
+    }
+
+    fn save(&self, file: &FileIdentity, digests: &BTreeMap<TensorName, TensorDigest>) {
+        self.0.save(file, digests);
+    }
 }
 
 fn hash_sources(
