@@ -191,7 +191,8 @@ impl LeafHasher {
     }
 
     /// Takes the next bytes, whose leaf hashes are known already: `None` if
-    /// this hasher is not on a leaf's boundary.
+    /// this hasher is not on a leaf's boundary. Only the tensor's last bytes
+    /// may end in a short leaf.
     #[must_use]
     pub fn append_leaves(&mut self, len_bytes: u64, hashes: &[u8]) -> Option<()> {
         if self.open_bytes != 0 || !self.len_bytes.is_multiple_of(LEAF_BYTES as u64) {

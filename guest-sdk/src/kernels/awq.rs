@@ -41,7 +41,7 @@ impl<S: Float> Weights<'_, S> {
     /// assert_eq!(to, [0.0, 0.0, 6.0, 0.0, 0.0, 0.0, 0.0, 0.0]); // nibble 1 is column 2
     /// ```
     pub fn dequantize<D: Float>(&self, groups: &[u32], to: &mut [D::Element]) {
-        assert!(self.columns > 0 && self.columns % PER_WORD == 0, "columns come in eights");
+        assert!(self.columns > 0 && self.columns.is_multiple_of(PER_WORD), "columns come in eights");
         assert_eq!(self.words.len() * PER_WORD, to.len(), "a code for every value");
         assert_eq!(groups.len() * self.columns, to.len(), "a group for every row");
         let codes = Codes { words: self.words, columns: self.columns };
@@ -165,8 +165,9 @@ impl Codes<'_> {
 /// `high`, and so on.
 #[inline(always)]
 fn interleave(low: [v128; 8], high: [v128; 8]) -> ([v128; 8], [v128; 8]) {
-    let pair =
-        |i: usize| if i % 2 == 0 { zip8_low(low[i / 2], high[i / 2]) } else { zip8_high(low[i / 2], high[i / 2]) };
+    let pair = |i: usize| {
+        if i.is_multiple_of(2) { zip8_low(low[i / 2], high[i / 2]) } else { zip8_high(low[i / 2], high[i / 2]) }
+    };
     (eight!(i => pair(i)), eight!(i => pair(8 + i)))
 }
 
@@ -176,7 +177,7 @@ fn codes(bytes: &[v128; 4]) -> [v128; 8] {
     eight!(column => {
         let nibble = ORDER[column] as usize;
         let byte = bytes[nibble / 2];
-        let byte = if nibble % 2 == 0 { byte } else { u16x8_shr(byte, 4) };
+        let byte = if nibble.is_multiple_of(2) { byte } else { u16x8_shr(byte, 4) };
         v128_and(byte, u8x16_splat(15))
     })
 }

@@ -45,7 +45,7 @@ impl<S: Float> Weights<'_, S> {
     /// assert_eq!((to[0], to[8]), (0.5, -0.5)); // ½·(2 − 1), ½·(0 − 1)
     /// ```
     pub fn dequantize<D: Float>(&self, groups: &[u32], to: &mut [D::Element]) {
-        assert!(self.columns > 0 && self.columns % PER_WORD == 0, "columns come in eights");
+        assert!(self.columns > 0 && self.columns.is_multiple_of(PER_WORD), "columns come in eights");
         assert_eq!(self.words.len() * PER_WORD, to.len(), "a code for every value");
         assert_eq!(groups.len() * self.columns, to.len(), "a group for every row");
         let codes = Codes { words: self.words, columns: self.columns };

@@ -98,7 +98,7 @@ pub(super) fn sixteens<D: Float>(rows: &[usize], align: usize) -> (Vec<usize>, V
     let (mut sixteens, mut others, mut at) = (Vec::new(), Vec::new(), 0);
     while at < rows.len() && size_of::<D::Element>() == 2 {
         let row = rows[at];
-        if row % align == 0 && rows.get(at + 15) == Some(&(row + 15)) {
+        if row.is_multiple_of(align) && rows.get(at + 15) == Some(&(row + 15)) {
             sixteens.push(row);
             at += 16;
         } else {

@@ -63,10 +63,10 @@ fn sums_simd<F: Float>(v: &[F::Element], row: usize, sums: &mut [f32]) -> usize 
         let rows: [&[F::Element]; 8] = core::array::from_fn(|i| &v[(eight * 8 + i) * row..][..row]);
         let chunks = rows.map(|row| row.as_chunks::<8>().0);
         let (mut low, mut high) = (f32x4_splat(0.0), f32x4_splat(0.0));
-        for chunk in 0..row / 8 {
+        for (eight, first) in chunks[0].iter().enumerate() {
             // Eight columns of four rows, twice: columns become vectors.
-            let of_row = |i: usize| F::load8(&chunks[i][chunk]);
-            let ([a0, a1], [b0, b1], [c0, c1], [d0, d1]) = (of_row(0), of_row(1), of_row(2), of_row(3));
+            let of_row = |row: usize| F::load8(&chunks[row][eight]);
+            let ([a0, a1], [b0, b1], [c0, c1], [d0, d1]) = (F::load8(first), of_row(1), of_row(2), of_row(3));
             let ([e0, e1], [f0, f1], [g0, g1], [h0, h1]) = (of_row(4), of_row(5), of_row(6), of_row(7));
             (low, high) = (add_squares(low, [a0, b0, c0, d0]), add_squares(high, [e0, f0, g0, h0]));
             (low, high) = (add_squares(low, [a1, b1, c1, d1]), add_squares(high, [e1, f1, g1, h1]));

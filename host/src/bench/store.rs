@@ -261,12 +261,14 @@ impl Bench<'_> {
         let text = "recipe = 1\nname = \"bench\"\n[blocks]\npatterns = [\"layers.{i}.\"]\n";
         let recipe = Recipe::parse(text, Path::new("bench.toml"))?;
         let store = Store::open(root, StoreOptions::default())?;
+        let library = Library::new(None);
+        let engines = Engines::one(|| engine(EngineName::Wasmtime));
         let outline = Outline::new(Inputs {
             recipe: &recipe,
             checkpoint: Arc::new(Checkpoint::open(source)?),
             tp: Tp::ONE,
-            library: &Library::new(None),
-            engine: &Engines::one(|| engine(EngineName::Wasmtime)),
+            library: &library,
+            engine: &engines,
             facts: &NoFacts,
             tile_bytes: TILE_BYTES,
         })?;

@@ -132,11 +132,13 @@ impl<'a> Workshop<'a> {
             let start = |index: usize| {
                 let sender = sender.clone();
                 let segment = &segments[index];
+                // A short leaf is the tensor's last one, or it is no leaf.
+                let leaves = hash && (index + 1 == segments.len() || segment.len.is_multiple_of(LEAF_BYTES as u64));
                 scope.spawn(move |_| {
                     if stop.load(Ordering::Relaxed) {
                         return;
                     }
-                    let made = catch_unwind(AssertUnwindSafe(|| self.segment(source, segment, hash)));
+                    let made = catch_unwind(AssertUnwindSafe(|| self.segment(source, segment, leaves)));
                     // The receiver is gone only when nobody waits any more.
                     let _ = sender.send((index, made));
                 });

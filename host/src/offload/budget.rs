@@ -1,5 +1,8 @@
 //! How much memory may be pinned.
 //!
+//! The pin limit governs the registration of files; staging buffers are bounded
+//! by their own size and by the cgroup.
+//!
 //! Pinned page cache cannot be reclaimed any more, so a process in a cgroup
 //! that pins up to its memory limit is killed by the first allocation after
 //! that. The limit is checked over the complete byte count, before the driver
@@ -36,10 +39,22 @@ impl PinBudget {
         PinBudget { limit_bytes, cgroup }
     }
 
-    /// The most that may be pinned.
-    pub fn available_bytes(&self) -> u64 {
-        let cgroup = self.cgroup.map_or(u64::MAX, |c| c.limit_bytes.saturating_sub(c.used_bytes));
-        self.limit_bytes.unwrap_or(u64::MAX).min(cgroup)
+    /// How many of `wanted` bytes of staging buffers the cgroup leaves room
+    /// for. The limit is on registered files; staging has a size of its own.
+    pub(super) fn staging_bytes(&self, wanted: u64) -> u64 {
+        self.cgroup.map_or(wanted, |c| wanted.min(c.limit_bytes.saturating_sub(c.used_bytes)))
+    }
+
+    /// Whether a ring of `needed` bytes fits the `available` ones.
+    ///
+    /// # Errors
+    /// `pin_limit_exceeded`.
+    pub(super) fn check_staging(&self, available: u64, needed: u64) -> Result<()> {
+        if available >= needed {
+            return Ok(());
+        }
+        Err(Error::new(Code::PinLimitExceeded, format!("a staging ring needs {needed} bytes, but may have {available}"))
+            .hint("raise --staging, or give the container more memory"))
     }
 
     /// Whether `bytes` may be pinned.
@@ -144,7 +159,7 @@ mod tests {
         let budget = PinBudget::with_cgroup(Some(1000), Some(room));
         assert!(budget.check(60).is_ok());
         assert!(budget.check(61).unwrap_err().message().contains("cgroup"));
-        assert_eq!(budget.available_bytes(), 60);
+        assert_eq!(budget.staging_bytes(1000), 60);
     }
 
     #[test]

@@ -82,7 +82,8 @@ pub struct StreamOptions {
     pub only: Option<Rung>,
     /// When files are registered.
     pub register_when: RegisterWhen,
-    /// At most so many bytes are pinned, staging included; `Some(0)` pins nothing.
+    /// At most so many bytes of files are registered; `Some(0)` registers none.
+    /// Staging buffers do not count.
     pub pin_limit_bytes: Option<u64>,
     /// The most that one registration holds, a multiple of 4 KiB.
     pub registration_bytes: u64,
@@ -95,7 +96,8 @@ pub struct StreamOptions {
     /// Tries the first registration in a child process, where the device wants
     /// that. `None` trusts the driver.
     pub probe: Option<Probe>,
-    /// Bytes of staging buffers in all.
+    /// Bytes of pinned staging buffers in all; fewer than two buffers' worth
+    /// means one pageable buffer instead (rung D).
     pub staging_bytes: u64,
     /// Bytes of one staging buffer.
     pub chunk_bytes: u64,

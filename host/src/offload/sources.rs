@@ -91,7 +91,7 @@ impl<D: Device> Sources<D> {
             }
         }
         let pieces = blocks.iter().map(staged_pieces).collect();
-        let available = budget.available_bytes();
+        let available = budget.staging_bytes(options.staging_bytes);
         // A ring of fewer than two buffers cannot overlap filling and copying.
         let rung = match options.only {
             Some(only) => only,
@@ -99,9 +99,9 @@ impl<D: Device> Sources<D> {
             None => Rung::D,
         };
         if rung == Rung::C {
-            budget.check(2 * options.chunk_bytes)?;
+            budget.check_staging(available, 2 * options.chunk_bytes)?;
         } else if options.only.is_none() {
-            passed_over.push(format!("{}: only {available} bytes may be pinned", Rung::C));
+            passed_over.push(format!("{}: only {available} bytes may be pinned for staging", Rung::C));
         }
         Ok(Sources { rung, passed_over, registrar: None, pieces, staging_budget: available })
     }
@@ -138,7 +138,7 @@ impl<D: Device> Sources<D> {
             passed_over: Vec::new(),
             registrar: Some(registrar),
             pieces: plan.pieces,
-            staging_budget: budget.available_bytes().saturating_sub(bytes),
+            staging_budget: budget.staging_bytes(options.staging_bytes.saturating_add(bytes)).saturating_sub(bytes),
         }))
     }
 }
@@ -150,7 +150,7 @@ fn copies_once(blocks: &[Block], options: &StreamOptions, budget: &PinBudget) ->
         && options.only.is_none()
         && options.resident >= blocks.len()
         && options.staging_threads() >= STAGING_WINS_THREADS
-        && budget.available_bytes() >= options.staging_bytes
+        && budget.staging_bytes(options.staging_bytes) >= options.staging_bytes.max(1)
 }
 
 /// What would be registered.

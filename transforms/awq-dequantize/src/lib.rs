@@ -44,7 +44,7 @@ impl Transform for AwqDequantize {
         check_ndim(&qweight, 2, "[K, N/8]")?;
         let (rows, words, group) = (qweight.extent(0)?, qweight.extent(1)?, self.group_size.get());
         let columns = words * PER_WORD;
-        if rows % group != 0 {
+        if !rows.is_multiple_of(group) {
             let message = format!("the {rows} rows of qweight do not divide by the group_size {group}");
             return Err(PlanError::param("group_size", message)
                 .hint("group_size is in the model's quantisation config; -1 there means all rows"));

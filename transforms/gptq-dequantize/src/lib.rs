@@ -102,10 +102,10 @@ impl GptqDequantize {
         check_ndim(&qweight, 2, "[K/8, N]")?;
         let (words, columns, group) = (qweight.extent(0)?, qweight.extent(1)?, self.group_size.get());
         let rows = words * PER_WORD;
-        if columns % PER_WORD != 0 {
+        if !columns.is_multiple_of(PER_WORD) {
             return Err(qweight.refuse(format!("the {columns} columns of qweight do not divide by 8")));
         }
-        if rows % group != 0 {
+        if !rows.is_multiple_of(group) {
             let message =
                 format!("the {rows} rows of qweight ({words} words of 8) do not divide by the group_size {group}");
             return Err(PlanError::param("group_size", message)

@@ -88,12 +88,10 @@ fn pieces_of_rows(w: &Array, a: &Array, b: &Array) -> Result<Vec<TileGroup>> {
 impl LoraMerge {
     fn merge<W: Float, A: Float, B: Float>(&self, tile: &mut Tile, rank: usize) {
         let w = tile.input::<W::Element>(0);
-        let (a, b, columns): (&[A::Element], &[B::Element], usize) = if rank == 0 {
-            (&[], &[], w.len())
-        } else {
-            let a = tile.input::<A::Element>(2);
-            (a, tile.input(1), a.len() / rank)
-        };
+        // Without a rank there are no windows of `a` and `b`.
+        let (a, b): (&[A::Element], &[B::Element]) =
+            if tile.inputs() > 1 { (tile.input(2), tile.input(1)) } else { (&[], &[]) };
+        let columns = a.len().checked_div(rank).unwrap_or(w.len());
         Merge::<A, B> { a, b, rank, columns, scale: self.scale }.run::<W>(w, tile.output());
     }
 }

@@ -20,7 +20,7 @@ the disk that the store will be on, with nothing else at work: all cores are use
 /// Hits, verification and cold builds against plain loops over the same bytes.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Args {
+pub(in crate::cli) struct Args {
     /// Where the files are made; they are removed afterwards [default: the folder for temporary files]
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,

@@ -163,14 +163,14 @@ impl Workspace {
     }
 
     /// SIMD, a small stack (what an instance dirties is zeroed again for each
-    /// tile), and no path of this machine in panic messages.
+    /// tile), and no path of this machine in panic messages: cargo names the
+    /// sources of its workspace relative to it, so these are of the others.
     fn flags(&self) -> String {
-        let mut remap = vec![(self.workspace_root.clone(), "/module".to_string())];
         let local = self.packages.iter().filter(|p| p.source.is_none());
-        remap.extend(local.filter_map(|p| {
+        let mut remap: Vec<(PathBuf, String)> = local.filter_map(|p| {
             let folder = p.manifest_path.parent().filter(|folder| !folder.starts_with(&self.workspace_root))?;
             Some((folder.to_path_buf(), format!("/{}", p.name)))
-        }));
+        }).collect();
         let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
         let home = home.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo")));
         remap.extend(home.map(|home| (home, "/cargo".to_string())));

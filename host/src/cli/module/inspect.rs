@@ -56,6 +56,9 @@ fn print(module: &Module) {
         format!("source            {}", metadata.source),
         "exports".to_string(),
     ];
-    lines.extend(module.exports().iter().map(|e| format!("  {:<16}{}", e.name.escape_debug(), e.what)));
+    lines.extend(module.exports().iter().map(|export| {
+        let name: String = export.name.escape_debug().collect();
+        format!("  {name:<16}{}", export.what)
+    }));
     output::line(lines.join("\n"));
 }

@@ -21,7 +21,7 @@ Exit status: 0 if all is well, or was repaired, else 3.";
 /// Find and explain what is wrong with the store.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Args {
+pub(in crate::cli) struct Args {
     /// Repair what can be repaired
     #[arg(long)]
     fix: bool,

@@ -21,7 +21,7 @@ entries share stay. gc waits for running builds, and they for it; readers are no
 /// Evict entries by size and age, and remove what nothing reaches.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Args {
+pub(in crate::cli) struct Args {
     /// Evict until all that entries and modules are made of has at most so many bytes
     #[arg(long, value_name = "SIZE", value_parser = size)]
     max_size: Option<u64>,

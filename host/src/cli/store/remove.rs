@@ -17,7 +17,7 @@ An entry that is in use is not removed (lock_timeout). Blobs that other entries 
 /// Remove entries, and what only they are made of.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Args {
+pub(in crate::cli) struct Args {
     /// The keys, or the beginnings of them
     #[arg(value_name = "KEY", required = true)]
     keys: Vec<String>,

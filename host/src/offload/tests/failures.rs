@@ -286,7 +286,7 @@ fn a_flipped_bit_is_caught_wherever_it_flips() {
         assert!(error.message().contains(where_), "{faults:?}: {error}");
         assert_eq!(streamer.pass(|_| Ok(())).unwrap_err(), error, "the streamer is done for");
     }
-    for options in [verify, staged, StreamOptions { pin_limit_bytes: Some(0), verify_on_device: true, ..small() }] {
+    for options in [verify, staged, StreamOptions { pin_limit_bytes: Some(0), staging_bytes: 0, verify_on_device: true, ..small() }] {
         let model = Model::new(4, 70_000);
         model.flip(3, 60_000);
         let mut streamer = Streamer::open(faulty(Faults::default()), model.blocks(), options).unwrap();
@@ -352,8 +352,8 @@ fn a_source_that_panics_is_an_error() {
         segments: vec![Segment { content: Content::Packed(Arc::new(Panicking)), len: 100_000 }],
         tensors: vec![],
     };
-    for pin_limit_bytes in [None, Some(0)] {
-        let options = StreamOptions { pin_limit_bytes, ..small() };
+    for staging_bytes in [small().staging_bytes, 0] {
+        let options = StreamOptions { staging_bytes, ..small() };
         let mut streamer = Streamer::open(faulty(Faults::default()), vec![block.clone()], options).unwrap();
         let error = streamer.pass(|_| Ok(())).unwrap_err();
         assert!(error.message().contains("panicked"), "{error}");

@@ -33,11 +33,12 @@ fn ways(tmpfs: &std::path::Path) -> Vec<(&'static str, HostDevice, StreamOptions
         ("B", only_writable(), StreamOptions { tmpfs_root, ..small() }, Rung::B),
         ("C", HostDevice::default(), StreamOptions { registration: Registration::Off, ..small() }, Rung::C),
         ("C, no device support", HostDevice::new(&[]), small(), Rung::C),
-        ("D", HostDevice::default(), StreamOptions { pin_limit_bytes: Some(0), ..small() }, Rung::D),
+        ("C, nothing registered", HostDevice::default(), StreamOptions { pin_limit_bytes: Some(0), ..small() }, Rung::C),
+        ("D", HostDevice::new(&[]), StreamOptions { staging_bytes: 0, ..small() }, Rung::D),
         (
-            "D, small limit",
-            HostDevice::default(),
-            StreamOptions { pin_limit_bytes: Some(16 << 10).map(|n: u64| n - 1), ..small() },
+            "D, small staging",
+            HostDevice::new(&[]),
+            StreamOptions { staging_bytes: (16 << 10) - 1, ..small() },
             Rung::D,
         ),
         ("more slots", HostDevice::default(), StreamOptions { slots: 5, ..small() }, Rung::A),
@@ -119,8 +120,8 @@ fn one_copy_a_block_when_registered() {
 #[test]
 fn packed_blocks_are_computed_into_the_ring() {
     let model = Model::new(5, 40_000);
-    for (rung, pin_limit_bytes) in [(Rung::C, None), (Rung::D, Some(0))] {
-        let options = StreamOptions { pin_limit_bytes, registration: Registration::Off, ..small() };
+    for (rung, staging_bytes) in [(Rung::C, small().staging_bytes), (Rung::D, 0)] {
+        let options = StreamOptions { staging_bytes, registration: Registration::Off, ..small() };
         let mut streamer = Streamer::open(Arc::new(HostDevice::default()), model.packed_blocks(), options).unwrap();
         for _ in 0..3 {
             streamer.pass(|block| model.check(block)).unwrap();
@@ -292,7 +293,7 @@ fn with_many_threads_a_single_pass_is_staged() {
     assert_eq!(rung(many.clone()), Rung::C);
     assert_eq!(rung(StreamOptions { threads: 7, ..many.clone() }), Rung::A);
     assert_eq!(rung(StreamOptions { registration: Registration::Require, ..many.clone() }), Rung::A);
-    assert_eq!(rung(StreamOptions { pin_limit_bytes: Some(10), ..many }), Rung::D);
+    assert_eq!(rung(StreamOptions { pin_limit_bytes: Some(10), ..many }), Rung::C);
 }
 
 #[test]
