@@ -34,8 +34,8 @@ params  = { dim = 0 }
 
 [[step]]
 module  = "cast"
-inputs  = { embed = "embed" }
-outputs = { embed = "embed" }
+inputs  = { w = "embed" }
+outputs = { w = "embed" }
 params  = { dtype = "BF16" }
 
 [blocks]
