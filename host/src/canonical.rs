@@ -25,11 +25,10 @@ fn check_numbers(value: &serde_json::Value) -> Result<()> {
         serde_json::Value::Number(n) => {
             let magnitude = n.as_u64().or_else(|| n.as_i64().map(i64::unsigned_abs));
             match magnitude {
-                Some(m) if m > MAX_INTEGER => Err(Error::new(
-                    Code::BadParams,
-                    format!("the integer {n} is beyond ±(2^53-1)"),
-                )
-                .hint("write it as a string or a float")),
+                Some(m) if m > MAX_INTEGER => {
+                    Err(Error::new(Code::BadParams, format!("the integer {n} is beyond ±(2^53-1)"))
+                        .hint("write it as a string or a float"))
+                }
                 _ => Ok(()),
             }
         }

@@ -66,7 +66,11 @@ fn guide() -> String {
 fn a_new_module_builds_and_passes_its_own_tests() {
     let folder = tempfile::tempdir().unwrap();
     let made = start(folder.path(), "half-swap");
-    assert_eq!(std::fs::read_to_string(made.join("src/lib.rs")).unwrap(), blocks(&guide(), "rust")[0], "the guide's first module");
+    assert_eq!(
+        std::fs::read_to_string(made.join("src/lib.rs")).unwrap(),
+        blocks(&guide(), "rust")[0],
+        "the guide's first module"
+    );
     cargo_test(&made);
     let built = succeed(&made, ["build"]);
     let path = build_folder().join("weightmill/half-swap.wasm");
@@ -79,12 +83,18 @@ fn a_new_module_builds_and_passes_its_own_tests() {
     }
     for engine in ["wasmtime", "wasmi", "pulley"] {
         let tested = succeed(&made, ["test", "--engine", engine]);
-        assert_eq!((tested["failed"].as_u64(), tested["vectors"].as_array().map(Vec::len)), (Some(0), Some(2)), "{tested:#}");
+        assert_eq!(
+            (tested["failed"].as_u64(), tested["vectors"].as_array().map(Vec::len)),
+            (Some(0), Some(2)),
+            "{tested:#}"
+        );
         assert_eq!(tested["digest"], built["digest"]);
     }
     let checked = succeed(&made, ["check".as_ref(), path.as_os_str(), "--vectors".as_ref(), "vectors".as_ref()]);
     assert_eq!((checked["ok"].as_bool(), checked["applications"].as_u64()), (Some(true), Some(1)), "{checked:#}");
     assert_eq!(checked["warnings"], json!([]));
+
+    the_guides_vector_and_recipe_work(&made);
 
     // A vector that does not hold: exit 1, and the first element that differs.
     let wrong: Vec<u8> = [4_u16, 5, 6, 7, 0, 1, 9, 3].iter().flat_map(|n| n.to_le_bytes()).collect();
@@ -92,7 +102,10 @@ fn a_new_module_builds_and_passes_its_own_tests() {
     let (status, report, _) = module(&made, ["test"]);
     let failures = report["vectors"][1]["failures"].as_array().unwrap();
     assert_eq!((status, report["failed"].as_u64(), failures.len()), (1, Some(1), 4), "{report:#}");
-    assert_eq!(failures[0]["difference"], json!({"element": 6, "index": [3, 0], "got": "2", "expected": "9", "bytes": 1}));
+    assert_eq!(
+        failures[0]["difference"],
+        json!({"element": 6, "index": [3, 0], "got": "2", "expected": "9", "bytes": 1})
+    );
 
     // One that names another error than it gets.
     let case = json!({"inputs": {"w": "w"}, "outputs": ["w"], "error": {"code": "bad_params"}});
@@ -108,8 +121,27 @@ fn a_new_module_builds_and_passes_its_own_tests() {
     assert_eq!(succeed(&made, ["test"])["failed"], 0);
 }
 
+/// The vector and the recipe of the guide, on the module that it starts with.
+fn the_guides_vector_and_recipe_work(swap: &Path) {
+    let case: Value = serde_json::from_str(&blocks(&guide(), "json")[0]).unwrap();
+    let own: Value = serde_json::from_slice(&std::fs::read(swap.join("vectors/rows/case.json")).unwrap()).unwrap();
+    assert_eq!(case, own);
+    std::fs::create_dir_all(swap.join("target/weightmill")).unwrap();
+    std::fs::copy(build_folder().join("weightmill/half-swap.wasm"), swap.join("target/weightmill/half-swap.wasm"))
+        .unwrap();
+    assert_eq!(succeed(swap, ["check", "target/weightmill/half-swap.wasm"])["applications"], 1, "vectors of the crate");
+    std::fs::write(swap.join("recipe.toml"), &blocks(&guide(), "toml")[0]).unwrap();
+    let name = "transformer.norm_out.linear.weight";
+    write_safetensors(&swap.join("x.safetensors"), &[(name, Dtype::U8, vec![4], vec![1, 2, 3, 4])]);
+    let arguments = ["digest", "--recipe", "recipe.toml", "--checkpoint", "x.safetensors"];
+    let ran = run(arguments.map(|a| if a.contains('.') { swap.join(a).into_os_string() } else { a.into() })).ok();
+    write_safetensors(&swap.join("y.safetensors"), &[(name, Dtype::U8, vec![4], vec![3, 4, 1, 2])]);
+    let plain = run(["digest".as_ref(), "--checkpoint".as_ref(), swap.join("y.safetensors").as_os_str()]).ok();
+    assert_eq!(ran["content_digest"], plain["content_digest"]);
+}
+
 #[test]
-fn the_guide_is_true() {
+fn the_guides_arithmetic_module_computes() {
     let folder = tempfile::tempdir().unwrap();
     let made = start(folder.path(), "row-scale");
     std::fs::write(made.join("src/lib.rs"), &blocks(&guide(), "rust")[1]).unwrap();
@@ -121,10 +153,14 @@ fn the_guide_is_true() {
         std::fs::write(vector.join("case.json"), case.to_string()).unwrap();
         let bytes = |numbers: &[f32]| numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
         let columns = w.len() / 3;
-        let input = [("w", Dtype::F32, vec![3, columns], bytes(w)), ("s", Dtype::F32, vec![3], bytes(&[1.0, 2.0, -0.5]))];
+        let input =
+            [("w", Dtype::F32, vec![3, columns], bytes(w)), ("s", Dtype::F32, vec![3], bytes(&[1.0, 2.0, -0.5]))];
         write_safetensors(&vector.join("input.safetensors"), &input);
         if let Some(expected) = expected {
-            write_safetensors(&vector.join("expected.safetensors"), &[("w", Dtype::F32, vec![3, columns], bytes(expected))]);
+            write_safetensors(
+                &vector.join("expected.safetensors"),
+                &[("w", Dtype::F32, vec![3, columns], bytes(expected))],
+            );
         }
     };
     let case = json!({"inputs": {"w": "w", "scale": "s"}, "outputs": ["w"]});
@@ -140,25 +176,6 @@ fn the_guide_is_true() {
     let checked = succeed(&made, ["check".as_ref(), path.as_os_str(), "--vectors".as_ref(), "vectors".as_ref()]);
     let state = checked["findings"].as_array().unwrap().iter().find(|f| f["check"] == "state").unwrap();
     assert!(state["detail"].as_str().unwrap().starts_with("none: "), "{checked:#}");
-
-    // The vector and the recipe of the page.
-    let other = tempfile::tempdir().unwrap();
-    let swap = start(other.path(), "half-swap");
-    let case: Value = serde_json::from_str(&blocks(&guide(), "json")[0]).unwrap();
-    let own: Value = serde_json::from_slice(&std::fs::read(swap.join("vectors/rows/case.json")).unwrap()).unwrap();
-    assert_eq!(case, own);
-    succeed(&swap, ["build"]);
-    std::fs::create_dir_all(swap.join("target/weightmill")).unwrap();
-    std::fs::copy(build_folder().join("weightmill/half-swap.wasm"), swap.join("target/weightmill/half-swap.wasm")).unwrap();
-    assert_eq!(succeed(&swap, ["check", "target/weightmill/half-swap.wasm"])["applications"], 1, "vectors of the crate");
-    std::fs::write(swap.join("recipe.toml"), &blocks(&guide(), "toml")[0]).unwrap();
-    let name = "transformer.norm_out.linear.weight";
-    write_safetensors(&swap.join("x.safetensors"), &[(name, Dtype::U8, vec![4], vec![1, 2, 3, 4])]);
-    let arguments = ["digest", "--recipe", "recipe.toml", "--checkpoint", "x.safetensors"];
-    let ran = run(arguments.map(|a| if a.contains('.') { swap.join(a).into_os_string() } else { a.into() })).ok();
-    write_safetensors(&swap.join("y.safetensors"), &[(name, Dtype::U8, vec![4], vec![3, 4, 1, 2])]);
-    let plain = run(["digest".as_ref(), "--checkpoint".as_ref(), swap.join("y.safetensors").as_os_str()]).ok();
-    assert_eq!(ran["content_digest"], plain["content_digest"]);
 }
 
 #[test]
@@ -216,7 +233,10 @@ fn keeping_state_gains_nothing_and_is_said() {
     assert_eq!(succeed(folder.path(), ["test", "./keeps.wasm"])["failed"], 0);
     let checked = succeed(folder.path(), ["check", "./keeps.wasm"]);
     let warnings = checked["warnings"].as_array().unwrap();
-    assert!(warnings.iter().any(|w| w.as_str().unwrap().contains("keeps state between tiles and gains nothing")), "{checked:#}");
+    assert!(
+        warnings.iter().any(|w| w.as_str().unwrap().contains("keeps state between tiles and gains nothing")),
+        "{checked:#}"
+    );
 }
 
 #[test]
@@ -289,7 +309,8 @@ fn a_module_in_c_equals_the_one_in_rust() {
     std::fs::copy(source.join("widen.wasm"), folder.path().join("committed.wasm")).unwrap();
     let mut modules = vec!["./committed.wasm"];
     if clang_for_wasm() {
-        let built = Command::new("sh").arg(source.join("build.sh")).arg(folder.path()).env("WEIGHTMILL", program()).output();
+        let built =
+            Command::new("sh").arg(source.join("build.sh")).arg(folder.path()).env("WEIGHTMILL", program()).output();
         let built = built.expect("sh starts");
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
         modules.push("./widen.wasm");
@@ -298,10 +319,12 @@ fn a_module_in_c_equals_the_one_in_rust() {
     }
     let expected = widened(folder.path(), "cast", "wasmtime", "1MiB");
     for module in modules {
-        for (engine, tile_bytes) in [("wasmtime", "1MiB"), ("wasmtime", "100"), ("wasmi", "30000"), ("pulley", "1MiB")] {
+        for (engine, tile_bytes) in [("wasmtime", "1MiB"), ("wasmtime", "100"), ("wasmi", "30000"), ("pulley", "1MiB")]
+        {
             assert_eq!(widened(folder.path(), module, engine, tile_bytes), expected, "{module} {engine} {tile_bytes}");
         }
     }
-    let ran = run(["module", "inspect"].map(OsStr::new).into_iter().chain([source.join("widen.wasm").as_os_str()])).ok();
+    let ran =
+        run(["module", "inspect"].map(OsStr::new).into_iter().chain([source.join("widen.wasm").as_os_str()])).ok();
     assert_eq!(ran["metadata"]["name"], "widen");
 }

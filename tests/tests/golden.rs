@@ -10,7 +10,9 @@ use weightmill::checkpoint::Checkpoint;
 use weightmill::digest::{leaf_hashes, tensor_digest};
 use weightmill::error::Result;
 use weightmill::execute::build::{BuildOptions, Mode, build};
-use weightmill::execute::{DigestTable, Engines, Graph, Inputs, NoFacts, Outline, SpillRoom, Workshop, arrange, hash_all};
+use weightmill::execute::{
+    DigestTable, Engines, Graph, Inputs, NoFacts, Outline, SpillRoom, Workshop, arrange, hash_all,
+};
 use weightmill::modules::Library;
 use weightmill::progress::Silent;
 use weightmill::recipe::Recipe;

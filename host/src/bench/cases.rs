@@ -67,7 +67,13 @@ pub(super) fn all(bytes: u64) -> Vec<Case> {
     vec![
         Case {
             roles: ("qkv = \"t\"", "qkv = \"o\""),
-            ..one("qkv-regroup", "", bf16, vec![rows, 4096], &format!("groups = {}, q_per_group = 1, head_dim = 128", rows / 384))
+            ..one(
+                "qkv-regroup",
+                "",
+                bf16,
+                vec![rows, 4096],
+                &format!("groups = {}, q_per_group = 1, head_dim = 128", rows / 384),
+            )
         },
         Case {
             module: "qkv-fuse",
@@ -80,7 +86,13 @@ pub(super) fn all(bytes: u64) -> Vec<Case> {
             roles: ("qkv = \"t\"", "q = \"q\", k = \"k\", v = \"v\""),
             ..one("qkv-split", "", bf16, vec![rows, 4096], &head(third))
         },
-        one("rope-permute", "", bf16, vec![rows, 4096], &format!("num_heads = {}, head_dim = 128, to = \"interleaved\"", rows / 128)),
+        one(
+            "rope-permute",
+            "",
+            bf16,
+            vec![rows, 4096],
+            &format!("num_heads = {}, head_dim = 128, to = \"interleaved\"", rows / 128),
+        ),
         Case {
             module: "gate-up",
             variant: "interleave",
@@ -105,7 +117,13 @@ pub(super) fn all(bytes: u64) -> Vec<Case> {
         one("slice", "", bf16, vec![rows, 4096], &format!("dim = 0, start = 5, stop = {}", rows - 3)),
         one("permute", "transpose", bf16, vec![rows, 4096], "dims = [1, 0]"),
         one("tp-shard", "pad", bf16, vec![rows - 7, 4096], "dim = 0, pad_to = 64"),
-        one("pad-head", "columns", bf16, vec![rows, 4096], "num_heads = 32, from = 128, to = 160, rope = false, dim = 1"),
+        one(
+            "pad-head",
+            "columns",
+            bf16,
+            vec![rows, 4096],
+            "num_heads = 32, from = 128, to = 160, rope = false, dim = 1",
+        ),
         one("cast", "F32 to BF16", f32, vec![rows / 2, 4096], "dtype = \"BF16\""),
         one("cast", "F32 to F16", f32, vec![rows / 2, 4096], "dtype = \"F16\""),
         one("cast", "BF16 to F32", bf16, vec![rows, 4096], "dtype = \"F32\""),

@@ -55,8 +55,8 @@ impl<T> Native<T> {
 
 impl<T: Transform + 'static> Program for Native<T> {
     fn plan(&self, request: &[u8]) -> Result<PlanReply> {
-        let request: PlanRequest =
-            serde_json::from_slice(request).map_err(|e| Error::new(Code::ModuleBadAnswer, format!("the request: {e}")))?;
+        let request: PlanRequest = serde_json::from_slice(request)
+            .map_err(|e| Error::new(Code::ModuleBadAnswer, format!("the request: {e}")))?;
         let answer = serde_json::to_vec(&native::plan::<T>(&request));
         let answer = answer.map_err(|e| Error::new(Code::ModuleBadAnswer, format!("the answer: {e}")))?;
         Ok(PlanReply { answer, fuel: 0 })

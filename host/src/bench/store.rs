@@ -27,7 +27,9 @@ use weightmill_guest::abi::Tp;
 
 use super::checkpoint::write_tensors;
 use crate::checkpoint::Checkpoint;
-use crate::digest::{ActionKey, BlobDigest, BlockKey, ContentDigest, HASH_BYTES, LEAF_BYTES, leaf_hashes, tensor_digest};
+use crate::digest::{
+    ActionKey, BlobDigest, BlockKey, ContentDigest, HASH_BYTES, LEAF_BYTES, leaf_hashes, tensor_digest,
+};
 use crate::error::{Code, Error, Result};
 use crate::execute::build::{BuildOptions, Mode, Outcome, build};
 use crate::execute::{Engines, Inputs, NoFacts, Outline, TILE_BYTES};

@@ -23,7 +23,9 @@ use super::plain::Moves;
 use crate::checkpoint::Checkpoint;
 use crate::digest::TensorDigest;
 use crate::error::{Code, Error, Result};
-use crate::execute::{Engines, Graph, Inputs, NoFacts, Outline, Sink, Source, SpillRoom, TILE_BYTES, Workshop, arrange, hash_all};
+use crate::execute::{
+    Engines, Graph, Inputs, NoFacts, Outline, Sink, Source, SpillRoom, TILE_BYTES, Workshop, arrange, hash_all,
+};
 use crate::modules::Library;
 use crate::plan::{Body, View};
 use crate::progress::Silent;
@@ -48,6 +50,11 @@ pub struct Row {
     /// The unhashed rate over that of SHA-256.
     pub of_sha256: f64,
 }
+
+/// Carries a case out, hashing or not.
+type CarryOut = Box<dyn Fn(bool) -> Result<Vec<TensorDigest>>>;
+/// First byte and length of each source in the file.
+type Regions = Vec<(u64, u64)>;
 
 /// What was measured.
 #[derive(Clone, Debug, Serialize)]
@@ -96,10 +103,12 @@ fn measure(case: &Case, folder: &Path, runs: usize, sha256_gb_per_s: f64) -> Res
     let len = checkpoint.tensor_bytes();
     let recipe = Recipe::parse(&case.recipe(), Path::new("bench.toml"))?;
     let ours = Carrier::new(&recipe, checkpoint.clone(), Engines::one(|| engine(EngineName::Wasmtime)))?;
-    let name = if case.variant.is_empty() { case.module.to_string() } else { format!("{}, {}", case.module, case.variant) };
-    let theirs: Box<dyn Fn(bool) -> Result<Vec<TensorDigest>>> = match native::program(case.module) {
+    let name =
+        if case.variant.is_empty() { case.module.to_string() } else { format!("{}, {}", case.module, case.variant) };
+    let theirs: CarryOut = match native::program(case.module) {
         Some(_) => {
-            let native = Carrier::new(&recipe, checkpoint, Engines::one(|| Ok(Arc::new(NativeEngine) as Arc<dyn Engine>)))?;
+            let native =
+                Carrier::new(&recipe, checkpoint, Engines::one(|| Ok(Arc::new(NativeEngine) as Arc<dyn Engine>)))?;
             Box::new(move |hash| native.carry_out(hash))
         }
         None => plain(&ours, &path)?,
@@ -132,7 +141,7 @@ fn measure(case: &Case, folder: &Path, runs: usize, sha256_gb_per_s: f64) -> Res
 }
 
 /// The baseline for moved bytes.
-fn plain<'a>(ours: &Carrier, path: &Path) -> Result<Box<dyn Fn(bool) -> Result<Vec<TensorDigest>> + 'a>> {
+fn plain(ours: &Carrier, path: &Path) -> Result<CarryOut> {
     let file = File::open(path).map_err(|e| Error::io("opening the benchmark's file", e))?;
     let mut tensors = Vec::new();
     for (view, starts) in ours.views()? {
@@ -217,7 +226,7 @@ impl Carrier {
 
     /// The outputs' views in order of names, with first byte and length of
     /// their sources in the file.
-    fn views(&self) -> Result<Vec<(&View, Vec<(u64, u64)>)>> {
+    fn views(&self) -> Result<Vec<(&View, Regions)>> {
         let wanted = self.shards.iter().flat_map(|s| &s.tensors);
         wanted
             .map(|w| {

@@ -79,5 +79,6 @@ pub(super) enum Mode {
 
 /// A size such as `4GiB`.
 pub(super) fn size(text: &str) -> Result<u64> {
-    parse_size(text).ok_or_else(|| Error::new(Code::BadParams, format!("'{text}' is no size; write 512MiB, 4GiB or bytes")))
+    parse_size(text)
+        .ok_or_else(|| Error::new(Code::BadParams, format!("'{text}' is no size; write 512MiB, 4GiB or bytes")))
 }

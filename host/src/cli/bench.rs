@@ -24,7 +24,9 @@ use crate::store::Verify;
 #[derive(Subcommand)]
 pub(super) enum BenchCommand {
     /// Transforms against the same work without weightmill, as ratios
-    #[command(after_help = "Examples:\n  weightmill bench transform\n  weightmill bench transform --all --bytes 1GiB --json\n  weightmill bench transform --module fp8-quantize")]
+    #[command(
+        after_help = "Examples:\n  weightmill bench transform\n  weightmill bench transform --all --bytes 1GiB --json\n  weightmill bench transform --module fp8-quantize"
+    )]
     Transform {
         /// Every shipped module, not only qkv-regroup and cast
         #[arg(long, conflicts_with = "module")]
@@ -75,7 +77,13 @@ pub(super) fn run(global: &Global, command: &BenchCommand) -> Result<ExitCode> {
     match command {
         BenchCommand::Transform { all, module, bytes, runs } => {
             let some = || vec!["qkv-regroup".to_string(), "cast".to_string()];
-            let only = if *all { Vec::new() } else if module.is_empty() { some() } else { module.clone() };
+            let only = if *all {
+                Vec::new()
+            } else if module.is_empty() {
+                some()
+            } else {
+                module.clone()
+            };
             transforms(global, *bytes, *runs, &only)
         }
         BenchCommand::Store(args) => store::run(global, args),

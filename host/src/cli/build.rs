@@ -94,9 +94,11 @@ pub(super) fn document(built: &Built) -> serde_json::Value {
         let block = document.blocks.iter().find(|b| b.shards.contains(&(shard as u32)));
         block.map(|b| b.name.as_str())
     };
-    let shards = document.shards.iter().enumerate().map(|(i, shard)| {
-        serde_json::json!({ "digest": shard.digest, "bytes": shard.size, "block": block_of(i) })
-    });
+    let shards = document
+        .shards
+        .iter()
+        .enumerate()
+        .map(|(i, shard)| serde_json::json!({ "digest": shard.digest, "bytes": shard.size, "block": block_of(i) }));
     let code = match &built.outcome {
         Outcome::Fallback(error) => Some(error.code().as_str()),
         _ => None,
@@ -145,11 +147,7 @@ pub(super) fn print(built: &Built) {
         )),
     }
     if done.blocks_reused > 0 {
-        output::line(format!(
-            "{} of {} blocks were known already",
-            done.blocks_reused,
-            document.blocks.len()
-        ));
+        output::line(format!("{} of {} blocks were known already", done.blocks_reused, document.blocks.len()));
     }
     if let Outcome::Fallback(error) = &built.outcome {
         eprintln!("{}{} [{}]", style.red("the store could not be used: "), error.message(), error.code());

@@ -82,10 +82,13 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
     } else if differences.is_empty() {
         output::line(format!("equal: {}, content {}", output::count(names.len(), "tensor"), a.content_digest.short()));
     } else {
-        let rows: Vec<Vec<String>> = differences.iter().map(|d| {
-            let side = |s: &Option<String>| s.clone().unwrap_or_else(|| "–".into());
-            vec![d.tensor.to_string(), d.what.into(), side(&d.a), side(&d.b)]
-        }).collect();
+        let rows: Vec<Vec<String>> = differences
+            .iter()
+            .map(|d| {
+                let side = |s: &Option<String>| s.clone().unwrap_or_else(|| "–".into());
+                vec![d.tensor.to_string(), d.what.into(), side(&d.a), side(&d.b)]
+            })
+            .collect();
         output::line(output::table(&["tensor", "differs in", "a", "b"], &[], &rows));
         output::line(format!("{} of {} differ", differences.len(), output::count(names.len(), "tensor")));
     }

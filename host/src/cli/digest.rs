@@ -59,7 +59,9 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
         (Some(entry), ..) => of_entry(global, entry)?,
         (None, Some(recipe), Some(checkpoint)) => of_recipe(global, args, recipe, checkpoint)?,
         (None, _, Some(checkpoint)) => of_checkpoint(global, args, checkpoint)?,
-        (None, _, None) => return Err(Error::new(Code::BadParams, "nothing to digest").hint("name --checkpoint or --entry")),
+        (None, _, None) => {
+            return Err(Error::new(Code::BadParams, "nothing to digest").hint("name --checkpoint or --entry"));
+        }
     };
     if global.json {
         output::json(&document(&table));
@@ -86,13 +88,19 @@ fn of_checkpoint(global: &Global, args: &Args, path: &std::path::Path) -> Result
     let cache: &dyn DigestCache = store.as_ref().map_or(&NoCache, |store| store);
     let bar = Bar::new();
     let digests = source_digests(&checkpoint, cache, &session::pool(args.work.jobs)?, &bar)?;
-    let rows = checkpoint.tensors().iter().filter_map(|(name, source)| {
-        Some((name.clone(), (source.tensor.clone(), *digests.by_name.get(name)?)))
-    });
+    let rows = checkpoint
+        .tensors()
+        .iter()
+        .filter_map(|(name, source)| Some((name.clone(), (source.tensor.clone(), *digests.by_name.get(name)?))));
     Ok(DigestTable(rows.collect()))
 }
 
-fn of_recipe(global: &Global, args: &Args, recipe: &std::path::Path, checkpoint: &std::path::Path) -> Result<DigestTable> {
+fn of_recipe(
+    global: &Global,
+    args: &Args,
+    recipe: &std::path::Path,
+    checkpoint: &std::path::Path,
+) -> Result<DigestTable> {
     let recipe_args = RecipeArgs { recipe: recipe.to_path_buf(), checkpoint: checkpoint.to_path_buf(), tp: args.tp };
     // Modules that were pulled are in the store; entries are not looked at.
     let store = session::existing_store(global)?;
@@ -118,17 +126,23 @@ fn of_recipe(global: &Global, args: &Args, recipe: &std::path::Path, checkpoint:
 
 /// The stable document.
 pub(super) fn document(table: &DigestTable) -> serde_json::Value {
-    let tensors: serde_json::Map<String, serde_json::Value> = table.0.iter().map(|(name, (tensor, digest))| {
-        let row = serde_json::json!({ "dtype": tensor.dtype(), "shape": tensor.shape(), "digest": digest });
-        (name.to_string(), row)
-    }).collect();
+    let tensors: serde_json::Map<String, serde_json::Value> = table
+        .0
+        .iter()
+        .map(|(name, (tensor, digest))| {
+            let row = serde_json::json!({ "dtype": tensor.dtype(), "shape": tensor.shape(), "digest": digest });
+            (name.to_string(), row)
+        })
+        .collect();
     serde_json::json!({ "content_digest": table.content_digest(), "tensors": tensors })
 }
 
 fn print(table: &DigestTable) {
-    let rows: Vec<Vec<String>> = table.0.iter().map(|(name, (tensor, digest))| {
-        vec![name.to_string(), tensor.to_string(), digest.to_string()]
-    }).collect();
+    let rows: Vec<Vec<String>> = table
+        .0
+        .iter()
+        .map(|(name, (tensor, digest))| vec![name.to_string(), tensor.to_string(), digest.to_string()])
+        .collect();
     output::line(output::table(&["tensor", "type", "digest"], &[], &rows));
     output::line(format!("content {}", table.content_digest()));
 }

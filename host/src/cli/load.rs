@@ -237,13 +237,7 @@ fn stream<D: Device>(
     Ok(Streamed { report, passes, ceiling_gb_per_s })
 }
 
-fn finish(
-    global: &Global,
-    args: &Args,
-    bar: &Bar,
-    built: Option<&Built>,
-    streamed: &Streamed,
-) -> Result<ExitCode> {
+fn finish(global: &Global, args: &Args, bar: &Bar, built: Option<&Built>, streamed: &Streamed) -> Result<ExitCode> {
     bar.clear();
     let Streamed { report, passes, ceiling_gb_per_s } = streamed;
     if global.json {
@@ -275,19 +269,26 @@ fn finish(
     }
     let style = Style::stdout();
     output::line(format!("{}  rung {}  ceiling {ceiling_gb_per_s:.1} GB/s", style.bold(&report.device), report.rung));
-    let rows: Vec<Vec<String>> = passes.iter().enumerate().map(|(i, pass)| {
-        vec![
-            (i + 1).to_string(),
-            pass.blocks.to_string(),
-            output::bytes(pass.bytes),
-            pass.copies.to_string(),
-            format!("{:.1} ms", pass.ms),
-            format!("{:.1} GB/s", pass.gb_per_s()),
-        ]
-    }).collect();
+    let rows: Vec<Vec<String>> = passes
+        .iter()
+        .enumerate()
+        .map(|(i, pass)| {
+            vec![
+                (i + 1).to_string(),
+                pass.blocks.to_string(),
+                output::bytes(pass.bytes),
+                pass.copies.to_string(),
+                format!("{:.1} ms", pass.ms),
+                format!("{:.1} GB/s", pass.gb_per_s()),
+            ]
+        })
+        .collect();
     output::line(output::table(&["pass", "blocks", "bytes", "copies", "time", "rate"], &[0, 1, 2, 3, 4, 5], &rows));
     if report.verify.blocks > 0 {
-        output::line(format!("{} blocks verified on the device, {} leaves", report.verify.blocks, report.verify.leaves));
+        output::line(format!(
+            "{} blocks verified on the device, {} leaves",
+            report.verify.blocks, report.verify.leaves
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -73,7 +73,11 @@ pub(super) fn bytes(n: u64) -> String {
         value /= 1000.0;
         unit += 1;
     }
-    if unit == 0 || value >= 99.95 { format!("{value:.0} {}", UNITS[unit]) } else { format!("{value:.1} {}", UNITS[unit]) }
+    if unit == 0 || value >= 99.95 {
+        format!("{value:.0} {}", UNITS[unit])
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
+    }
 }
 
 /// A duration, in the unit that reads best.

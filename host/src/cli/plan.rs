@@ -50,16 +50,25 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
     }
     output::line(headline(&outline));
     output::line(summary(&outline, &uses));
-    let rows: Vec<Vec<String>> = outline.resolution.blocks.iter().enumerate().map(|(i, block)| {
-        let bytes = shards.iter().filter(|s| s.block == i).flat_map(|s| &s.tensors).map(|w| w.tensor.len_bytes()).sum();
-        let count = shards.iter().filter(|s| s.block == i).count();
-        vec![block.name.clone(), block.tensors.len().to_string(), count.to_string(), output::bytes(bytes)]
-    }).collect();
+    let rows: Vec<Vec<String>> = outline
+        .resolution
+        .blocks
+        .iter()
+        .enumerate()
+        .map(|(i, block)| {
+            let bytes =
+                shards.iter().filter(|s| s.block == i).flat_map(|s| &s.tensors).map(|w| w.tensor.len_bytes()).sum();
+            let count = shards.iter().filter(|s| s.block == i).count();
+            vec![block.name.clone(), block.tensors.len().to_string(), count.to_string(), output::bytes(bytes)]
+        })
+        .collect();
     output::line(output::table(&["block", "tensors", "shards", "size"], &[1, 2, 3], &rows));
     if args.tensors {
-        let rows: Vec<Vec<String>> = shards.iter().flat_map(|s| &s.tensors).map(|w| {
-            vec![w.name.to_string(), w.tensor.to_string(), from(&outline, &w.name)]
-        }).collect();
+        let rows: Vec<Vec<String>> = shards
+            .iter()
+            .flat_map(|s| &s.tensors)
+            .map(|w| vec![w.name.to_string(), w.tensor.to_string(), from(&outline, &w.name)])
+            .collect();
         output::line("");
         output::line(output::table(&["tensor", "type", "from"], &[], &rows));
     }
@@ -100,14 +109,17 @@ pub(super) fn headline(outline: &Outline<'_>) -> String {
 }
 
 fn summary(outline: &Outline<'_>, uses: &BTreeMap<String, Use>) -> String {
-    let mut parts: Vec<String> = uses.iter().map(|(module, u)| {
-        let how = match (u.views, u.tiles) {
-            (_, 0) => "moved".to_string(),
-            (0, _) => format!("computed ({})", u.dtypes.iter().cloned().collect::<Vec<_>>().join(", ")),
-            _ => "moved and computed".to_string(),
-        };
-        format!("{module} {} × {how}, {}", u.applications, output::bytes(u.bytes))
-    }).collect();
+    let mut parts: Vec<String> = uses
+        .iter()
+        .map(|(module, u)| {
+            let how = match (u.views, u.tiles) {
+                (_, 0) => "moved".to_string(),
+                (0, _) => format!("computed ({})", u.dtypes.iter().cloned().collect::<Vec<_>>().join(", ")),
+                _ => "moved and computed".to_string(),
+            };
+            format!("{module} {} × {how}, {}", u.applications, output::bytes(u.bytes))
+        })
+        .collect();
     let through = outline.resolution.tensors.values().filter(|o| matches!(o, Origin::Source(_))).count();
     parts.push(format!("{through} pass through"));
     if !outline.resolution.aliases.is_empty() {

@@ -52,7 +52,8 @@ impl Progress for Bar {
     fn stage(&self, what: &str, total_bytes: u64) {
         self.clear();
         let bar = ProgressBar::with_draw_target(Some(total_bytes), ProgressDrawTarget::stderr_with_hz(10));
-        let style = ProgressStyle::with_template("{msg:<10} {bar:32} {bytes:>10} of {total_bytes}  {bytes_per_sec}  {eta}");
+        let style =
+            ProgressStyle::with_template("{msg:<10} {bar:32} {bytes:>10} of {total_bytes}  {bytes_per_sec}  {eta}");
         if let Ok(style) = style {
             bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
         }

@@ -40,7 +40,6 @@ fn store_options(global: &Global) -> StoreOptions {
     StoreOptions {
         allow_network_filesystem: global.allow_network_filesystem,
         lock_timeout: Duration::from_secs(global.lock_timeout),
-        ..StoreOptions::default()
     }
 }
 

@@ -75,9 +75,14 @@ struct Share(f64);
 
 fn share(text: &str) -> Result<Share> {
     let number = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
-    number.filter(|percent| *percent > 0.0 && *percent <= 100.0).map(|percent| Share(percent / 100.0)).ok_or_else(|| {
-        Error::new(Code::BadParams, format!("'{text}' is no share; write a percentage such as 5%, above 0% and up to 100%"))
-    })
+    number.filter(|percent| *percent > 0.0 && *percent <= 100.0).map(|percent| Share(percent / 100.0)).ok_or_else(
+        || {
+            Error::new(
+                Code::BadParams,
+                format!("'{text}' is no share; write a percentage such as 5%, above 0% and up to 100%"),
+            )
+        },
+    )
 }
 
 impl Share {
@@ -258,7 +263,9 @@ fn wrong(audit: &Audit, key: Option<&ActionKey>, rebuilt: Option<&Rebuilt>) -> O
             n => format!(" (and {n} more)"),
         };
         let hint = match first.code() {
-            Code::CorruptBlob => "`weightmill build` with the entry's recipe and checkpoint makes what is missing again, with the same content; if this comes back, check the disk and the memory",
+            Code::CorruptBlob => {
+                "`weightmill build` with the entry's recipe and checkpoint makes what is missing again, with the same content; if this comes back, check the disk and the memory"
+            }
             _ => first.hint_text().unwrap_or("`weightmill store doctor` says what is wrong"),
         };
         return Some(Error::new(first.code(), format!("{}{more}", first.message())).hint(hint));
@@ -267,8 +274,11 @@ fn wrong(audit: &Audit, key: Option<&ActionKey>, rebuilt: Option<&Rebuilt>) -> O
     let other_content = rebuilt.content.as_ref().filter(|(entry, made)| entry != made);
     let what = match (rebuilt.differing.first(), other_content) {
         (Some((name, entry, made)), _) => {
-            format!("{} of {} differ, first '{name}': the entry has {entry}, the rebuild gives {made}",
-                rebuilt.differing.len(), output::count(rebuilt.tensors, "tensor"))
+            format!(
+                "{} of {} differ, first '{name}': the entry has {entry}, the rebuild gives {made}",
+                rebuilt.differing.len(),
+                output::count(rebuilt.tensors, "tensor")
+            )
         }
         (None, Some((entry, made))) => format!("the entry has the content {entry}, the rebuild gives {made}"),
         (None, None) => return None,
@@ -313,14 +323,19 @@ fn document(audit: &Audit, rebuilt: Option<&Rebuilt>, wrong: Option<&Error>) -> 
 
 fn print(audit: &Audit, rebuilt: Option<&Rebuilt>) {
     let style = Style::stdout();
-    for (root, error) in &audit.damaged {
+    // A single one is the error that the command ends with.
+    for (root, error) in audit.damaged.iter().filter(|_| audit.damaged.len() > 1) {
         let what = match root {
             Root::Entry(key) => format!("entry {}", key.short()),
             Root::Module(digest) => format!("module {}", digest.short()),
         };
         output::line(format!("{}  {}", style.red(&what), error.message()));
     }
-    let modules = if audit.modules > 0 { format!(", {}", output::count(audit.modules as usize, "module")) } else { String::new() };
+    let modules = if audit.modules > 0 {
+        format!(", {}", output::count(audit.modules as usize, "module"))
+    } else {
+        String::new()
+    };
     let entries = if audit.entries == 1 { "1 entry".to_string() } else { format!("{} entries", audit.entries) };
     output::line(format!(
         "{entries}{modules}: {}, {} are as they must be",

@@ -136,16 +136,20 @@ pub(crate) fn gather_wide(view: &View, start: u64, out: &mut [u8], read: &Read<'
     const PIECE: usize = 2 << 20;
     let survey = Survey::of(view, 0, start, out.len() as u64);
     if survey.long_runs() {
-        return out.par_chunks_mut(PIECE).enumerate().try_for_each(|(i, piece)| {
-            gather(view, 0, start + (i * PIECE) as u64, piece, read, buffers)
-        });
+        return out
+            .par_chunks_mut(PIECE)
+            .enumerate()
+            .try_for_each(|(i, piece)| gather(view, 0, start + (i * PIECE) as u64, piece, read, buffers));
     }
     for &(source, first, end) in &survey.covers {
         let mut from = first;
         while from < end {
             let to = end.min(from + BAND_BYTES);
             let mut region = buffers.take((to - from) as usize);
-            region.par_chunks_mut(PIECE).enumerate().try_for_each(|(i, piece)| read(source, from + (i * PIECE) as u64, piece))?;
+            region
+                .par_chunks_mut(PIECE)
+                .enumerate()
+                .try_for_each(|(i, piece)| read(source, from + (i * PIECE) as u64, piece))?;
             let whole = from == first && to == end;
             out.par_chunks_mut(PIECE).enumerate().for_each(|(i, piece)| {
                 let len = piece.len() as u64;
@@ -231,7 +235,8 @@ impl Visit for Band<'_> {
             return Ok(());
         }
         let (first, last) = self.inside(runs);
-        (first..last).try_for_each(|i| self.copy(at + i * runs.len, runs.source, runs.offset + i * runs.stride, runs.len))
+        (first..last)
+            .try_for_each(|i| self.copy(at + i * runs.len, runs.source, runs.offset + i * runs.stride, runs.len))
     }
 
     fn grid(&mut self, at: u64, grid: Grid) -> Result<(), Self::Error> {
@@ -337,7 +342,12 @@ mod tests {
     fn view(json: &str, out_bytes: u64, source_bytes: u64) -> View {
         let request = PlanRequest {
             abi: 1,
-            inputs: vec![PlanInput { dtype: "U8".parse().unwrap(), index: 0, role: "w".into(), shape: vec![source_bytes] }],
+            inputs: vec![PlanInput {
+                dtype: "U8".parse().unwrap(),
+                index: 0,
+                role: "w".into(),
+                shape: vec![source_bytes],
+            }],
             outputs: vec!["w".into()],
             params: serde_json::json!({}),
             tile_bytes: 1,
@@ -421,7 +431,11 @@ mod tests {
     #[test]
     fn a_survey_counts_what_a_walk_does() {
         let source = 64 * 64;
-        let view = view(r#"[{"repeat":64,"parts":[{"repeat":64,"parts":[{"copy":0,"len":1,"strides":[1,64]}]}]}]"#, source, source);
+        let view = view(
+            r#"[{"repeat":64,"parts":[{"repeat":64,"parts":[{"copy":0,"len":1,"strides":[1,64]}]}]}]"#,
+            source,
+            source,
+        );
         let survey = Survey::of(&view, 0, 0, 64);
         assert_eq!((survey.copied, survey.covered(), survey.long_runs()), (64, 63 * 64 + 1, false));
     }

@@ -96,8 +96,7 @@ impl Graph {
             making: Mutex::new(()),
             content: Mutex::new(None),
         };
-        let mut spills: Vec<Vec<SpillSlot>> =
-            steps.iter().map(|s| s.plan.targets.iter().map(slot).collect()).collect();
+        let mut spills: Vec<Vec<SpillSlot>> = steps.iter().map(|s| s.plan.targets.iter().map(slot).collect()).collect();
         for (application, step) in steps.iter().enumerate() {
             for target in &step.plan.targets {
                 let Body::Tiles(groups) = &target.body else { continue };
@@ -161,9 +160,9 @@ impl Graph {
             }
             Origin::Output { application, role } => {
                 let plan = &self.steps[*application].plan;
-                let target = plan.output(role).ok_or_else(|| {
-                    Error::new(Code::ModuleBadPlan, format!("the module answers no output '{role}'"))
-                })?;
+                let target = plan
+                    .output(role)
+                    .ok_or_else(|| Error::new(Code::ModuleBadPlan, format!("the module answers no output '{role}'")))?;
                 let id = TargetId { application: *application, target };
                 Ok((Source::Target(id), plan.targets[target].tensor.clone()))
             }

@@ -156,8 +156,11 @@ impl<'a> Outline<'a> {
     pub fn new(inputs: Inputs<'a>) -> Result<Self> {
         let Tp { rank, size } = inputs.tp;
         if size == 0 || rank >= size {
-            return Err(Error::new(Code::BadParams, format!("tensor parallel rank {rank} of size {size} does not exist"))
-                .hint("ranks count from 0: 0 ≤ --tp-rank < --tp-size"));
+            return Err(Error::new(
+                Code::BadParams,
+                format!("tensor parallel rank {rank} of size {size} does not exist"),
+            )
+            .hint("ranks count from 0: 0 ≤ --tp-rank < --tp-size"));
         }
         let sources: BTreeMap<TensorName, TensorType> =
             inputs.checkpoint.tensors().iter().map(|(name, t)| (name.clone(), t.tensor.clone())).collect();
@@ -215,7 +218,8 @@ impl<'a> Outline<'a> {
         let mut steps: Vec<Step> = Vec::new();
         for (index, application) in self.resolution.applications.iter().enumerate() {
             // A step that nothing needs is planned all the same: its errors are the recipe's.
-            let located = application.inputs.iter().map(|input| self.locate(input, &steps)).collect::<Result<Vec<_>>>()?;
+            let located =
+                application.inputs.iter().map(|input| self.locate(input, &steps)).collect::<Result<Vec<_>>>()?;
             let types: Vec<plan::Input<'_>> = application
                 .inputs
                 .iter()
@@ -225,11 +229,8 @@ impl<'a> Outline<'a> {
             let module = &self.modules[index];
             let plan = plan_application(&self.inputs, application, module, &types)?;
             let computes = plan.targets.iter().any(|t| matches!(t.body, Body::Tiles(_)));
-            let program = if computes && needed.contains(&index) {
-                Some(self.inputs.engine.program(module)?)
-            } else {
-                None
-            };
+            let program =
+                if computes && needed.contains(&index) { Some(self.inputs.engine.program(module)?) } else { None };
             steps.push(Step {
                 plan,
                 program,
@@ -245,17 +246,18 @@ impl<'a> Outline<'a> {
     fn locate(&self, input: &Input, steps: &[Step]) -> Result<(Source, TensorType)> {
         match &input.origin {
             Origin::Source(name) => {
-                let source = self.inputs.checkpoint.tensors().get(name).ok_or_else(|| {
-                    Error::new(Code::MissingInput, format!("the checkpoint has no tensor {name}"))
-                })?;
+                let source =
+                    self.inputs.checkpoint.tensors().get(name).ok_or_else(|| {
+                        Error::new(Code::MissingInput, format!("the checkpoint has no tensor {name}"))
+                    })?;
                 let len = source.tensor.len_bytes();
                 Ok((Source::File { file: source.file, offset: source.offset, len }, source.tensor.clone()))
             }
             Origin::Output { application, role } => {
                 let plan = &steps[*application].plan;
-                let target = plan.output(role).ok_or_else(|| {
-                    Error::new(Code::ModuleBadPlan, format!("the plan has no output '{role}'"))
-                })?;
+                let target = plan
+                    .output(role)
+                    .ok_or_else(|| Error::new(Code::ModuleBadPlan, format!("the plan has no output '{role}'")))?;
                 let id = TargetId { application: *application, target };
                 Ok((Source::Target(id), plan.targets[target].tensor.clone()))
             }
@@ -285,10 +287,8 @@ fn plan_application(
         Some(input) => format!("{name} of {}", input.name),
         None => name.clone(),
     };
-    let planned = inputs
-        .engine
-        .plan(module, &request, &lens)
-        .map_err(|e| e.context(about()).at(application.at.clone()))?;
+    let planned =
+        inputs.engine.plan(module, &request, &lens).map_err(|e| e.context(about()).at(application.at.clone()))?;
     planned.map_err(|Refusal { param, role, error }| {
         let subject = role.as_deref().and_then(|role| application.inputs.iter().find(|i| i.role == role));
         let at = match (&param, &role) {
@@ -328,7 +328,8 @@ impl Facts for AskedFacts<'_, '_> {
             .map(|(input, tensor)| Some((input.role.as_str(), input.index, tensor.as_ref()?)))
             .collect();
         let types = types.ok_or_else(|| {
-            Error::new(Code::MissingInput, "an application's input has no known dtype and shape").at(application.at.clone())
+            Error::new(Code::MissingInput, "an application's input has no known dtype and shape")
+                .at(application.at.clone())
         })?;
         let module = self.inputs.library.load(&application.module, folder_of(self.inputs.recipe.file()))?;
         let tp = action::effective_tp(application, identity(&module), self.inputs.tp);

@@ -68,7 +68,10 @@ enum SegmentKind {
     Range,
     /// A range of a view that is made by all threads together.
     Wide,
-    Tile { group: usize, turn: u64 },
+    Tile {
+        group: usize,
+        turn: u64,
+    },
 }
 
 struct Piece {
@@ -183,7 +186,10 @@ impl<'a> Workshop<'a> {
     fn segments(&self, source: Source, len: u64) -> Vec<Segment> {
         let ranges = |size: u64, wide: bool| {
             let kind = || if wide { SegmentKind::Wide } else { SegmentKind::Range };
-            (0..len.div_ceil(size)).map(|i| (i * size, kind())).map(|(offset, kind)| Segment { offset, len: size.min(len - offset), kind }).collect()
+            (0..len.div_ceil(size))
+                .map(|i| (i * size, kind()))
+                .map(|(offset, kind)| Segment { offset, len: size.min(len - offset), kind })
+                .collect()
         };
         let Source::Target(id) = source else { return ranges(SEGMENT_BYTES, false) };
         if self.graph.spilled(id).is_some() {

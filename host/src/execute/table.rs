@@ -17,9 +17,9 @@ pub struct DigestTable(pub BTreeMap<TensorName, (TensorType, TensorDigest)>);
 impl DigestTable {
     /// The table's content digest.
     pub fn content_digest(&self) -> ContentDigest {
-        content_digest(self.0.iter().map(|(name, (tensor, digest))| {
-            (name.as_str(), tensor.dtype(), tensor.shape(), *digest)
-        }))
+        content_digest(
+            self.0.iter().map(|(name, (tensor, digest))| (name.as_str(), tensor.dtype(), tensor.shape(), *digest)),
+        )
     }
 
     /// Adds aliases with their targets' values.
@@ -33,9 +33,10 @@ impl DigestTable {
 
     /// The table of an entry.
     pub fn of_document(document: &EntryDocument) -> Self {
-        let rows = document.tensors.iter().filter_map(|t| {
-            Some((t.name.clone(), (TensorType::new(t.dtype, t.shape.clone())?, t.digest)))
-        });
+        let rows = document
+            .tensors
+            .iter()
+            .filter_map(|t| Some((t.name.clone(), (TensorType::new(t.dtype, t.shape.clone())?, t.digest))));
         let mut table = DigestTable(rows.collect());
         table.add_aliases(document.aliases.iter().map(|a| (&a.name, &a.of)));
         table

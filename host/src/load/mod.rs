@@ -66,9 +66,14 @@ pub fn blocks_of_graph(graph: &Arc<Graph>, resolution: &Resolution, shards: &[Sh
         let tensors = shard.tensors.iter().zip(layout.tensors()).map(placed).collect();
         Content::Packed(Arc::new(OnTheFly(Packer::new(graph.clone(), tensors))) as Arc<dyn Pack>)
     });
-    let blocks: Vec<(String, Vec<usize>)> = resolution.blocks.iter().enumerate().map(|(position, block)| {
-        (block.name.clone(), (0..shards.len()).filter(|&s| shards[s].block == position).collect())
-    }).collect();
+    let blocks: Vec<(String, Vec<usize>)> = resolution
+        .blocks
+        .iter()
+        .enumerate()
+        .map(|(position, block)| {
+            (block.name.clone(), (0..shards.len()).filter(|&s| shards[s].block == position).collect())
+        })
+        .collect();
     specs(&blocks, &layouts.iter().collect::<Vec<_>>(), contents.collect(), &vec![None; shards.len()])
 }
 
@@ -83,27 +88,30 @@ fn specs(
     contents: Vec<Content>,
     leaves: &[Option<Arc<[u8]>>],
 ) -> Result<Vec<BlockSpec>> {
-    blocks.iter().map(|(name, shards)| {
-        let mut spec = BlockSpec { name: name.clone(), segments: Vec::new(), tensors: Vec::new() };
-        let mut start = 0_u64;
-        for &shard in shards {
-            let layout = layouts[shard];
-            start = start.next_multiple_of(SEGMENT_ALIGN);
-            for tensor in layout.tensors() {
-                let leaf_hashes = leaves[shard].as_ref().map(|list| leaf_hashes(list, tensor)).transpose()?;
-                spec.tensors.push(PlacedTensor {
-                    name: tensor.name.clone(),
-                    ty: tensor.ty.clone(),
-                    offset: start + tensor.offset - layout.data_start(),
-                    leaf_hashes,
-                });
+    blocks
+        .iter()
+        .map(|(name, shards)| {
+            let mut spec = BlockSpec { name: name.clone(), segments: Vec::new(), tensors: Vec::new() };
+            let mut start = 0_u64;
+            for &shard in shards {
+                let layout = layouts[shard];
+                start = start.next_multiple_of(SEGMENT_ALIGN);
+                for tensor in layout.tensors() {
+                    let leaf_hashes = leaves[shard].as_ref().map(|list| leaf_hashes(list, tensor)).transpose()?;
+                    spec.tensors.push(PlacedTensor {
+                        name: tensor.name.clone(),
+                        ty: tensor.ty.clone(),
+                        offset: start + tensor.offset - layout.data_start(),
+                        leaf_hashes,
+                    });
+                }
+                let len = layout.size_bytes() - layout.data_start();
+                spec.segments.push(Segment { content: contents[shard].clone(), len });
+                start += len;
             }
-            let len = layout.size_bytes() - layout.data_start();
-            spec.segments.push(Segment { content: contents[shard].clone(), len });
-            start += len;
-        }
-        Ok(spec)
-    }).collect()
+            Ok(spec)
+        })
+        .collect()
 }
 
 fn leaf_hashes(list: &Arc<[u8]>, tensor: &crate::store::PlacedTensor) -> Result<LeafHashes> {

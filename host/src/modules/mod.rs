@@ -109,7 +109,8 @@ pub fn read_module(path: &Path) -> Result<Vec<u8>> {
 /// `module_not_found` if it is none of these.
 pub fn parse_argument(text: &str) -> Result<ModuleRef> {
     if let Some(hex) = text.strip_prefix("sha256:") {
-        let digest = hex.parse().map_err(|e| Error::new(Code::ModuleNotFound, format!("'{text}' is no module: {e}")))?;
+        let digest =
+            hex.parse().map_err(|e| Error::new(Code::ModuleNotFound, format!("'{text}' is no module: {e}")))?;
         return Ok(ModuleRef::Stored(digest));
     }
     if SHIPPED.iter().any(|s| s.name == text) {

@@ -53,8 +53,11 @@ impl PinBudget {
         if available >= needed {
             return Ok(());
         }
-        Err(Error::new(Code::PinLimitExceeded, format!("a staging ring needs {needed} bytes, but may have {available}"))
-            .hint("raise --staging, or give the container more memory"))
+        Err(Error::new(
+            Code::PinLimitExceeded,
+            format!("a staging ring needs {needed} bytes, but may have {available}"),
+        )
+        .hint("raise --staging, or give the container more memory"))
     }
 
     /// Whether `bytes` may be pinned.

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use crate::error::{Code, Error, Result};
 use crate::mapping::FileMap;
 
-use super::block::{Block, Content};
+use super::block::{Block, Content, Segment};
 use super::budget::PinBudget;
 use super::device::{Access, Device};
 use super::options::{RegisterWhen, Registration, Rung, StreamOptions};
@@ -70,10 +70,13 @@ impl<D: Device> Sources<D> {
         if once {
             passed_over.push(format!("{}: staging is faster for a single pass with this many threads", Rung::A));
         }
+        let is_file = |segment: &Segment| matches!(segment.content, Content::File { .. });
+        let files = blocks.iter().flat_map(|b| &b.spec.segments).any(is_file);
         for rung in [Rung::A, Rung::B] {
             let wanted = match options.only {
                 Some(only) => only == rung,
-                None => options.registration != Registration::Off && !once,
+                // Bytes that are computed on the fly have nothing to register.
+                None => options.registration != Registration::Off && !once && files,
             };
             if !wanted {
                 continue;
@@ -307,7 +310,8 @@ pub(super) fn ring_depth(budget: u64, options: &StreamOptions, threads: usize) -
     let buffers = budget.min(options.staging_bytes.max(2 * options.chunk_bytes)) / options.chunk_bytes.max(PAGE_BYTES);
     let buffers = usize::try_from(buffers).unwrap_or(usize::MAX).max(2);
     // Two buffers a thread, so that it fills one while the other is copied;
-    // fewer threads rather than fewer buffers.
+    // fewer threads rather than fewer buffers. More buffers than that only
+    // leave the cache between the thread that writes and the device that reads.
     let threads = threads.clamp(1, buffers / 2);
-    (threads, buffers / threads)
+    (threads, 2)
 }

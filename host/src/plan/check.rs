@@ -248,7 +248,10 @@ impl Checker<'_> {
             windows.push(window);
         }
         if total > limits::TILE_BYTES {
-            return Err(Flaw::new(format!("a tile and its windows have {total} bytes, more than {}", limits::TILE_BYTES)));
+            return Err(Flaw::new(format!(
+                "a tile and its windows have {total} bytes, more than {}",
+                limits::TILE_BYTES
+            )));
         }
         // In range: at most TILE_BYTES.
         let len = group.len as u32;

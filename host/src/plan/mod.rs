@@ -12,7 +12,9 @@ mod view;
 pub use check::{Body, CheckedPlan, Flaw, Group, Target};
 pub use view::{Grid, Strided, View, Visit};
 
-use weightmill_guest::abi::{ABI_VERSION, PlanAnswer, PlanErrorBody, PlanErrorKind, PlanInput, PlanRequest, Tp, limits};
+use weightmill_guest::abi::{
+    ABI_VERSION, PlanAnswer, PlanErrorBody, PlanErrorKind, PlanInput, PlanRequest, Tp, limits,
+};
 
 use crate::canonical::to_canonical;
 use crate::error::{Code, Error, Result};

@@ -32,9 +32,19 @@ struct Node {
 #[derive(Clone, Debug)]
 enum Kind {
     /// `strides` has one value for each enclosing loop.
-    Copy { source: u32, offset: u64, strides: Vec<u64> },
-    Fill { byte: u8 },
-    Repeat { count: u64, body_len: u64, parts: Vec<Node> },
+    Copy {
+        source: u32,
+        offset: u64,
+        strides: Vec<u64>,
+    },
+    Fill {
+        byte: u8,
+    },
+    Repeat {
+        count: u64,
+        body_len: u64,
+        parts: Vec<Node>,
+    },
 }
 
 /// Equal runs at a regular distance.
@@ -73,7 +83,8 @@ pub trait Visit {
     fn fill(&mut self, at: u64, byte: u8, len: u64) -> Result<(), Self::Error>;
     /// Regular runs.
     fn strided(&mut self, at: u64, runs: Strided) -> Result<(), Self::Error> {
-        (0..runs.count).try_for_each(|i| self.copy(at + i * runs.len, runs.source, runs.offset + i * runs.stride, runs.len))
+        (0..runs.count)
+            .try_for_each(|i| self.copy(at + i * runs.len, runs.source, runs.offset + i * runs.stride, runs.len))
     }
     /// Rows of regular runs.
     fn grid(&mut self, at: u64, grid: Grid) -> Result<(), Self::Error> {
@@ -151,7 +162,8 @@ fn check_parts(
     let mut nodes = Vec::with_capacity(parts.len().min(*budget));
     let mut start = 0_u64;
     for part in parts {
-        *budget = budget.checked_sub(1).ok_or_else(|| Flaw::new(format!("it has more than {} parts", limits::PARTS)))?;
+        *budget =
+            budget.checked_sub(1).ok_or_else(|| Flaw::new(format!("it has more than {} parts", limits::PARTS)))?;
         let (kind, len) = match part {
             Part::Copy { copy, offset, len, strides } => {
                 (check_copy(*copy, *offset, *len, strides, source_len, turns)?, *len)
@@ -188,7 +200,8 @@ fn check_copy(
     turns: &[u64],
 ) -> Result<Kind, Flaw> {
     positive("a copy's len", len)?;
-    let size = source_len(source).ok_or_else(|| Flaw::new(format!("it copies from source {source}, which it may not read")))?;
+    let size = source_len(source)
+        .ok_or_else(|| Flaw::new(format!("it copies from source {source}, which it may not read")))?;
     if strides.len() > turns.len() {
         return Err(Flaw::new(format!("a copy has {} strides inside {} repeats", strides.len(), turns.len())));
     }
@@ -301,8 +314,7 @@ fn walk_whole_turns<V: Visit>(
                 turns.push(first);
                 let offset = offset + dot(strides, turns);
                 turns.truncate(depth);
-                let runs =
-                    Strided { source: *source, offset, len: *len, count: end - first, stride: strides[depth] };
+                let runs = Strided { source: *source, offset, len: *len, count: end - first, stride: strides[depth] };
                 return visitor.strided(at, runs);
             }
             Kind::Repeat { count, body_len: run_len, parts: inner } => {
@@ -310,13 +322,8 @@ fn walk_whole_turns<V: Visit>(
                     turns.extend([first, 0]);
                     let offset = offset + dot(strides, turns);
                     turns.truncate(depth);
-                    let row = Strided {
-                        source: *source,
-                        offset,
-                        len: *run_len,
-                        count: *count,
-                        stride: strides[depth + 1],
-                    };
+                    let row =
+                        Strided { source: *source, offset, len: *run_len, count: *count, stride: strides[depth + 1] };
                     return visitor.grid(at, Grid { row, rows: end - first, row_stride: strides[depth] });
                 }
             }
@@ -381,7 +388,11 @@ mod tests {
             assert_eq!(whole.len() as u64, view.len());
             for start in 0..=view.len() {
                 for len in 0..=view.len() - start {
-                    assert_eq!(offsets(&view, start, len), whole[start as usize..(start + len) as usize], "{json} {start}+{len}");
+                    assert_eq!(
+                        offsets(&view, start, len),
+                        whole[start as usize..(start + len) as usize],
+                        "{json} {start}+{len}"
+                    );
                 }
             }
         }
@@ -389,7 +400,8 @@ mod tests {
 
     #[test]
     fn a_transpose_is_the_transpose() {
-        let view = view(r#"[{"repeat":3,"parts":[{"repeat":2,"parts":[{"copy":0,"len":1,"strides":[1,3]}]}]}]"#, 6).unwrap();
+        let view =
+            view(r#"[{"repeat":3,"parts":[{"repeat":2,"parts":[{"copy":0,"len":1,"strides":[1,3]}]}]}]"#, 6).unwrap();
         assert_eq!(offsets(&view, 0, 6), [0, 3, 1, 4, 2, 5]);
     }
 
@@ -415,7 +427,10 @@ mod tests {
             (r#"[{"repeat":1,"parts":[]}]"#, "is 0"),
             (r#"[{"repeat":9007199254740991,"parts":[{"fill":0,"len":2}]}]"#, "beyond 2^53-1"),
             (r#"[{"fill":0,"len":9007199254740991},{"fill":0,"len":1}]"#, "beyond 2^53-1"),
-            (r#"[{"repeat":18446744073709551615,"parts":[{"copy":0,"len":1,"strides":[18446744073709551615]}]}]"#, "beyond"),
+            (
+                r#"[{"repeat":18446744073709551615,"parts":[{"copy":0,"len":1,"strides":[18446744073709551615]}]}]"#,
+                "beyond",
+            ),
         ] {
             let flaw = view(json, 24).unwrap_err();
             assert!(flaw.to_string().contains(what), "{json}: {flaw}");

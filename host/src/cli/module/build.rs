@@ -105,11 +105,14 @@ fn install_target(folder: &Path) -> Result<()> {
         return Ok(());
     }
     eprintln!("the target {TARGET} is not installed: rustup target add {TARGET}");
-    let added = Command::new("rustup").current_dir(folder).args(["target", "add", TARGET]).stdout(Stdio::null()).status();
+    let added =
+        Command::new("rustup").current_dir(folder).args(["target", "add", TARGET]).stdout(Stdio::null()).status();
     match added {
         Ok(status) if status.success() => Ok(()),
         Ok(_) | Err(_) => Err(Error::new(Code::ModuleBuildFailed, format!("the toolchain has no target {TARGET}"))
-            .hint(format!("`rustup target add {TARGET}` installs it; without rustup, install it with your distribution's Rust"))),
+            .hint(format!(
+                "`rustup target add {TARGET}` installs it; without rustup, install it with your distribution's Rust"
+            ))),
     }
 }
 
@@ -167,10 +170,12 @@ impl Workspace {
     /// sources of its workspace relative to it, so these are of the others.
     fn flags(&self) -> String {
         let local = self.packages.iter().filter(|p| p.source.is_none());
-        let mut remap: Vec<(PathBuf, String)> = local.filter_map(|p| {
-            let folder = p.manifest_path.parent().filter(|folder| !folder.starts_with(&self.workspace_root))?;
-            Some((folder.to_path_buf(), format!("/{}", p.name)))
-        }).collect();
+        let mut remap: Vec<(PathBuf, String)> = local
+            .filter_map(|p| {
+                let folder = p.manifest_path.parent().filter(|folder| !folder.starts_with(&self.workspace_root))?;
+                Some((folder.to_path_buf(), format!("/{}", p.name)))
+            })
+            .collect();
         let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
         let home = home.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo")));
         remap.extend(home.map(|home| (home, "/cargo".to_string())));
@@ -210,10 +215,12 @@ fn compile(folder: &Path, workspace: &Workspace, library: &str) -> Result<PathBu
     if !printed.status.success() {
         return Err(failed(folder));
     }
-    let messages = printed.stdout.split(|b| *b == b'\n').filter_map(|line| serde_json::from_slice::<Message>(line).ok());
-    let own = messages.filter(|m| m.reason == "compiler-artifact" && m.target.as_ref().is_some_and(|t| t.name == library));
-    let files = own.flat_map(|m| m.filenames).filter(|file| file.extension().is_some_and(|e| e == "wasm"));
-    files.last().ok_or_else(|| Error::new(Code::ModuleBuildFailed, format!("cargo wrote no .wasm for {library}")))
+    let messages =
+        printed.stdout.split(|b| *b == b'\n').filter_map(|line| serde_json::from_slice::<Message>(line).ok());
+    let own =
+        messages.filter(|m| m.reason == "compiler-artifact" && m.target.as_ref().is_some_and(|t| t.name == library));
+    let mut files = own.flat_map(|m| m.filenames).filter(|file| file.extension().is_some_and(|e| e == "wasm"));
+    files.next_back().ok_or_else(|| Error::new(Code::ModuleBuildFailed, format!("cargo wrote no .wasm for {library}")))
 }
 
 fn failed(folder: &Path) -> Error {

@@ -113,10 +113,14 @@ fn compile(module: &Module) -> Result<Compiled> {
 /// Exports that look as if somebody would read them between calls.
 fn exported_state(module: &Module) -> Vec<String> {
     let mutable = module.exports().iter().filter(|e| e.what.starts_with("mutable global"));
-    mutable.map(|e| format!(
-        "it exports the mutable global '{}': nobody reads it, and its value is lost after every call",
-        e.name.escape_debug()
-    )).collect()
+    mutable
+        .map(|e| {
+            format!(
+                "it exports the mutable global '{}': nobody reads it, and its value is lost after every call",
+                e.name.escape_debug()
+            )
+        })
+        .collect()
 }
 
 fn applications(args: &Args, module: &Module) -> Result<Vec<Application>> {
@@ -125,19 +129,21 @@ fn applications(args: &Args, module: &Module) -> Result<Vec<Application>> {
     };
     let vectors = vectors::load(&folder)?;
     let computed = vectors.into_iter().filter(|vector| !matches!(vector.expected, Expected::Error { .. }));
-    computed.map(|vector| {
-        let inputs = vector.inputs.iter().map(|input| {
-            let (tensor, bytes) = vectors::read(&vector.source, input.name.as_str())?;
-            Ok((input.role.clone(), input.index, tensor, bytes))
-        });
-        Ok(Application {
-            inputs: inputs.collect::<Result<_>>()?,
-            name: vector.name,
-            params: vector.params,
-            tp: vector.tp,
-            outputs: vector.outputs,
+    computed
+        .map(|vector| {
+            let inputs = vector.inputs.iter().map(|input| {
+                let (tensor, bytes) = vectors::read(&vector.source, input.name.as_str())?;
+                Ok((input.role.clone(), input.index, tensor, bytes))
+            });
+            Ok(Application {
+                inputs: inputs.collect::<Result<_>>()?,
+                name: vector.name,
+                params: vector.params,
+                tp: vector.tp,
+                outputs: vector.outputs,
+            })
         })
-    }).collect()
+        .collect()
 }
 
 struct Subject<'a> {
@@ -178,14 +184,19 @@ impl Subject<'_> {
             }
         }
         let count = output::count(applications.len(), "application");
-        Ok(ways.iter().zip(wrong).zip(tiles).map(|(((check, ..), wrong), tiles)| Finding {
-            check,
-            ok: wrong.is_empty(),
-            detail: match wrong.is_empty() {
-                true => format!("the same bytes: {count}, {}", output::count(tiles as usize, "tile")),
-                false => wrong.join("; "),
-            },
-        }).collect())
+        Ok(ways
+            .iter()
+            .zip(wrong)
+            .zip(tiles)
+            .map(|(((check, ..), wrong), tiles)| Finding {
+                check,
+                ok: wrong.is_empty(),
+                detail: match wrong.is_empty() {
+                    true => format!("the same bytes: {count}, {}", output::count(tiles as usize, "tile")),
+                    false => wrong.join("; "),
+                },
+            })
+            .collect())
     }
 
     /// Whether tiles would see what earlier ones left, if a host let them.

@@ -29,11 +29,16 @@ pub(super) fn first(tensor: &TensorType, got: &[u8], expected: &[u8]) -> Option<
     let dtype = tensor.dtype();
     let element = at as u64 * 8 / dtype.bits();
     let mut left = element;
-    let mut index: Vec<u64> = tensor.shape().iter().rev().map(|&extent| {
-        let i = left % extent.max(1);
-        left /= extent.max(1);
-        i
-    }).collect();
+    let mut index: Vec<u64> = tensor
+        .shape()
+        .iter()
+        .rev()
+        .map(|&extent| {
+            let i = left % extent.max(1);
+            left /= extent.max(1);
+            i
+        })
+        .collect();
     index.reverse();
     let of = |tensor: &[u8]| shown(dtype, element_bytes(dtype, element, at, tensor));
     Some(Difference { element, index, got: of(got), expected: of(expected), bytes })

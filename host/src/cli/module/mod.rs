@@ -53,7 +53,9 @@ pub(super) enum ModuleCommand {
     #[command(after_help = "Examples:\n  weightmill module ls\n  weightmill module ls --json")]
     Ls,
     /// A module's metadata, exports, size and digest, without running it
-    #[command(after_help = "Examples:\n  weightmill module inspect cast\n  weightmill module inspect ./mine.wasm --json")]
+    #[command(
+        after_help = "Examples:\n  weightmill module inspect cast\n  weightmill module inspect ./mine.wasm --json"
+    )]
     Inspect {
         /// A shipped name, a path, or sha256:<hex>
         module: String,

@@ -87,10 +87,12 @@ fn check_name(name: &str) -> Result<()> {
 
 /// `half-swap` as a Rust type: `HalfSwap`.
 fn type_name(name: &str) -> String {
-    name.split('-').flat_map(|word| {
-        let mut letters = word.chars();
-        letters.next().map(|first| first.to_ascii_uppercase()).into_iter().chain(letters)
-    }).collect()
+    name.split('-')
+        .flat_map(|word| {
+            let mut letters = word.chars();
+            letters.next().map(|first| first.to_ascii_uppercase()).into_iter().chain(letters)
+        })
+        .collect()
 }
 
 /// What stands behind `weightmill-guest =`.

@@ -96,7 +96,7 @@ fn push_leb128(out: &mut Vec<u8>, mut value: u32) {
 pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let io = |e: std::io::Error| Error::io(format!("writing {}", path.display()), e);
     let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".partial");
+    temporary.push(format!(".{}.partial", std::process::id()));
     std::fs::write(&temporary, bytes).and_then(|()| std::fs::rename(&temporary, path)).map_err(io)
 }
 

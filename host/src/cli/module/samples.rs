@@ -39,20 +39,24 @@ pub(super) fn of(module: &Module) -> Result<Vec<Application>> {
     }
     let mut samples: BTreeMap<String, Vec<Sample>> = serde_json::from_str(SAMPLES).map_err(|e| broken(&e))?;
     let samples = samples.remove(&module.metadata().name).unwrap_or_default();
-    samples.into_iter().enumerate().map(|(number, sample)| {
-        let inputs = sample.inputs.into_iter().map(|(role, index, dtype, shape)| {
-            let tensor = TensorType::new(dtype, shape).ok_or_else(|| broken(&format!("a shape of {role}")))?;
-            let bytes = made_up(&tensor, index);
-            Ok((role, index, tensor, bytes))
-        });
-        Ok(Application {
-            name: format!("sample {number}"),
-            params: sample.params,
-            tp: sample.tp,
-            inputs: inputs.collect::<Result<_>>()?,
-            outputs: sample.outputs,
+    samples
+        .into_iter()
+        .enumerate()
+        .map(|(number, sample)| {
+            let inputs = sample.inputs.into_iter().map(|(role, index, dtype, shape)| {
+                let tensor = TensorType::new(dtype, shape).ok_or_else(|| broken(&format!("a shape of {role}")))?;
+                let bytes = made_up(&tensor, index);
+                Ok((role, index, tensor, bytes))
+            });
+            Ok(Application {
+                name: format!("sample {number}"),
+                params: sample.params,
+                tp: sample.tp,
+                inputs: inputs.collect::<Result<_>>()?,
+                outputs: sample.outputs,
+            })
         })
-    }).collect()
+        .collect()
 }
 
 /// Seeded bytes; floats are finite and of moderate size.
@@ -97,7 +101,8 @@ mod tests {
             let samples = of(&module).unwrap();
             assert!(!samples.is_empty(), "{}", shipped.name);
             for sample in samples {
-                let run = &mut |request: &TileRequest<'_>, windows: &[Vec<u8>]| fresh(program.as_ref(), request, windows);
+                let run =
+                    &mut |request: &TileRequest<'_>, windows: &[Vec<u8>]| fresh(program.as_ref(), request, windows);
                 let made = make((&module, program.as_ref()), &sample, 1 << 20, Order::Ascending, run);
                 let made = made.unwrap_or_else(|e| panic!("{} {}: {e}", shipped.name, sample.name));
                 assert!(made.outputs.values().all(|(_, bytes)| bytes.iter().any(|&b| b != 0)), "{}", shipped.name);

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use super::build;
 use super::difference::{self, Difference};
 use super::tiles::effective_tp;
 use super::vectors::{self, Expected, Vector};
-use super::build;
 use crate::canonical::to_canonical;
 use crate::cli::args::Global;
 use crate::cli::digest::engine_name;
@@ -77,9 +77,14 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
     let reports = vectors.iter().map(|vector| bench.vector(vector)).collect::<Result<Vec<_>>>()?;
     let failed = reports.iter().filter(|report| !report.failures.is_empty()).count();
     if global.json {
-        let vectors: Vec<_> = reports.iter().map(|r| serde_json::json!({
-            "name": r.name, "ok": r.failures.is_empty(), "outcome": r.outcome, "failures": r.failures,
-        })).collect();
+        let vectors: Vec<_> = reports
+            .iter()
+            .map(|r| {
+                serde_json::json!({
+                    "name": r.name, "ok": r.failures.is_empty(), "outcome": r.outcome, "failures": r.failures,
+                })
+            })
+            .collect();
         output::json(&serde_json::json!({
             "module": module.metadata().name, "digest": module.digest(), "engine": name.as_str(),
             "vectors": vectors, "failed": failed,
@@ -145,8 +150,9 @@ impl Bench<'_> {
         if matches!(vector.expected, Expected::Unknown) {
             if !self.write {
                 let message = format!("the vector {} has neither expected.safetensors nor an error", vector.name);
-                return Err(Error::new(Code::VectorInvalid, message)
-                    .hint("write what has to come out with an independent program, or let --write-expected write what does"));
+                return Err(Error::new(Code::VectorInvalid, message).hint(
+                    "write what has to come out with an independent program, or let --write-expected write what does",
+                ));
             }
             vector.write_expected(&self.outputs(vector, TILE_BYTES, &self.pools[0])?)?;
             report.outcome = "expected.safetensors written: check it before you rely on it".into();
@@ -186,7 +192,9 @@ impl Bench<'_> {
                     (Some(_), Err(error)) => report.failures.push(fail(None, shown(&error), None)),
                     (None, Ok(_)) => report.failures.push(fail(None, "expected an error, got outputs".into(), None)),
                     (None, Err(error)) => match &vector.expected {
-                        Expected::Error { code, message } if error.code() != *code || !error.message().contains(message) => {
+                        Expected::Error { code, message }
+                            if error.code() != *code || !error.message().contains(message) =>
+                        {
                             let what = format!("expected '{message}' [{code}], got {}", shown(&error));
                             report.failures.push(fail(None, what, None));
                         }
@@ -202,8 +210,12 @@ impl Bench<'_> {
     fn outputs(&self, vector: &Vector, tile_bytes: u64, pool: &rayon::ThreadPool) -> Result<Outputs> {
         let tensors = vector.source.tensors();
         let located: Vec<_> = vector.inputs.iter().map(|input| &tensors[&input.name]).collect();
-        let types: Vec<plan::Input<'_>> = vector.inputs.iter().zip(&located)
-            .map(|(input, source)| (input.role.as_str(), input.index, &source.tensor)).collect();
+        let types: Vec<plan::Input<'_>> = vector
+            .inputs
+            .iter()
+            .zip(&located)
+            .map(|(input, source)| (input.role.as_str(), input.index, &source.tensor))
+            .collect();
         let tp = effective_tp(self.module, vector.tp);
         let request = plan::request(&vector.params, &types, vector.outputs.clone(), tp, tile_bytes)?;
         let lens: Vec<u64> = types.iter().map(|(_, _, tensor)| tensor.len_bytes()).collect();
@@ -212,8 +224,11 @@ impl Bench<'_> {
         let step = Step {
             plan,
             program: Some(self.program.clone()),
-            inputs: located.iter().zip(&lens)
-                .map(|(source, len)| Source::File { file: source.file, offset: source.offset, len: *len }).collect(),
+            inputs: located
+                .iter()
+                .zip(&lens)
+                .map(|(source, len)| Source::File { file: source.file, offset: source.offset, len: *len })
+                .collect(),
             params: to_canonical(&vector.params)?,
             module: self.module.metadata().name.clone(),
             names: vector.outputs.iter().filter_map(named).collect(),
@@ -221,12 +236,16 @@ impl Bench<'_> {
         let graph = Graph::new(vector.source.clone(), vec![step]);
         let room = SpillRoom::memory_only(default_budget_bytes());
         let workshop = Workshop::new(&graph, pool, 1, &room, &Silent);
-        vector.outputs.iter().map(|role| {
-            let (source, tensor) = graph.locate(&Origin::Output { application: 0, role: role.clone() })?;
-            let mut whole = Whole(Vec::new());
-            workshop.make(source, tensor.len_bytes(), &mut whole)?;
-            Ok((role.clone(), (tensor, whole.0)))
-        }).collect()
+        vector
+            .outputs
+            .iter()
+            .map(|role| {
+                let (source, tensor) = graph.locate(&Origin::Output { application: 0, role: role.clone() })?;
+                let mut whole = Whole(Vec::new());
+                workshop.make(source, tensor.len_bytes(), &mut whole)?;
+                Ok((role.clone(), (tensor, whole.0)))
+            })
+            .collect()
     }
 }
 

@@ -186,11 +186,15 @@ impl Loom<'_> {
         sources: &[Option<Vec<u8>>],
         run: &mut RunTile<'_>,
     ) -> Result<Vec<u8>> {
-        let windows: Vec<Vec<u8>> = group.inputs.iter().map(|parts| {
-            let mut window = Vec::new();
-            gather(parts, sources, &mut vec![place.turn], &mut window);
-            window
-        }).collect();
+        let windows: Vec<Vec<u8>> = group
+            .inputs
+            .iter()
+            .map(|parts| {
+                let mut window = Vec::new();
+                gather(parts, sources, &mut vec![place.turn], &mut window);
+                window
+            })
+            .collect();
         // In range: all are within the ABI's limits.
         let lens: Vec<u32> = windows.iter().map(|w| w.len() as u32).collect();
         let request = TileRequest {

@@ -55,10 +55,7 @@ pub(super) enum Expected {
     /// Tensors, named by role.
     Tensors(Checkpoint),
     /// An error of this code whose message contains the text.
-    Error {
-        code: Code,
-        message: String,
-    },
+    Error { code: Code, message: String },
     /// The author has not said yet.
     Unknown,
 }
@@ -129,7 +126,8 @@ impl Vector {
         let invalid = |what: String| Error::new(Code::VectorInvalid, format!("{}: {what}", path.display()));
         let bytes = std::fs::read(&path).map_err(|e| Error::io(format!("reading {}", path.display()), e))?;
         let document: Document = serde_json::from_slice(&bytes).map_err(|e| {
-            invalid(e.to_string()).hint("it has inputs (role to tensor) and outputs (roles), and may have params, tp and error")
+            invalid(e.to_string())
+                .hint("it has inputs (role to tensor) and outputs (roles), and may have params, tp and error")
         })?;
         if !document.params.is_object() {
             return Err(invalid("params is no object".into()));
@@ -146,7 +144,9 @@ impl Vector {
             };
             for (index, name) in names.into_iter().enumerate() {
                 if !source.tensors().contains_key(&name) {
-                    return Err(invalid(format!("the role '{role}' names '{name}', which is not in input.safetensors")));
+                    return Err(invalid(format!(
+                        "the role '{role}' names '{name}', which is not in input.safetensors"
+                    )));
                 }
                 inputs.push(VectorInput { role: role.clone(), index: index as u64, name });
             }

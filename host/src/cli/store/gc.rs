@@ -58,8 +58,7 @@ fn duration(text: &str) -> Result<Duration> {
 pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
     let store = session::wanted_store(global)?;
     let keep = args.keep.iter().map(|text| session::find_key(&store, text)).collect::<Result<BTreeSet<_>>>()?;
-    let policy =
-        GcPolicy { max_size_bytes: args.max_size, max_age: args.max_age, keep, dry_run: args.dry_run };
+    let policy = GcPolicy { max_size_bytes: args.max_size, max_age: args.max_age, keep, dry_run: args.dry_run };
     let before = store.entries()?;
     let model = |key| -> Result<String> {
         let provenance = store.provenance(key)?.into_iter().next().unwrap_or_default();

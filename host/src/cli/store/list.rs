@@ -54,7 +54,8 @@ pub(super) fn run(global: &Global) -> Result<ExitCode> {
     } else if rows.is_empty() {
         output::line("no entries");
     } else {
-        let header = ["key", "content", "size", "shared", "tensors", "blocks", "tp rank/size", "recipe", "model", "used"];
+        let header =
+            ["key", "content", "size", "shared", "tensors", "blocks", "tp rank/size", "recipe", "model", "used"];
         output::line(output::table(&header, &[2, 3, 4, 5], &rows));
     }
     Ok(ExitCode::SUCCESS)

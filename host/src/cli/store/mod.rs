@@ -55,7 +55,8 @@ pub(super) fn run(global: &Global, command: &StoreCommand) -> Result<ExitCode> {
 
 /// The error for a key that has no entry.
 pub(super) fn missing(key: &ActionKey) -> Error {
-    Error::new(Code::SourceUnavailable, format!("the store has no entry {key}")).hint("`weightmill store ls` lists the keys")
+    Error::new(Code::SourceUnavailable, format!("the store has no entry {key}"))
+        .hint("`weightmill store ls` lists the keys")
 }
 
 /// A row of a table about entries that go: key, size, model.

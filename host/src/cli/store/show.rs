@@ -24,17 +24,30 @@ pub(super) fn show(global: &Global, text: &str) -> Result<ExitCode> {
     output::line(format!("key      {key}\ncontent  {}\ndocument {}", document.content_digest, lease.document_digest()));
     for built in &provenance {
         let field = |name: &str| built[name].as_str().unwrap_or("?").to_string();
-        output::line(format!("built    by {} with {} {} on {}", field("program"), field("engine"), field("engine_version"), field("host")));
+        output::line(format!(
+            "built    by {} with {} {} on {}",
+            field("program"),
+            field("engine"),
+            field("engine_version"),
+            field("host")
+        ));
     }
-    let rows: Vec<Vec<String>> = document.blocks.iter().flat_map(|b| b.shards.iter().map(move |s| (b, *s as usize))).map(|(block, s)| {
-        let shard = &document.shards[s];
-        let tensors = document.tensors.iter().filter(|t| t.shard as usize == s).count();
-        vec![block.name.clone(), tensors.to_string(), output::bytes(shard.size), shard.digest.to_string()]
-    }).collect();
+    let rows: Vec<Vec<String>> = document
+        .blocks
+        .iter()
+        .flat_map(|b| b.shards.iter().map(move |s| (b, *s as usize)))
+        .map(|(block, s)| {
+            let shard = &document.shards[s];
+            let tensors = document.tensors.iter().filter(|t| t.shard as usize == s).count();
+            vec![block.name.clone(), tensors.to_string(), output::bytes(shard.size), shard.digest.to_string()]
+        })
+        .collect();
     output::line(output::table(&["block", "tensors", "size", "shard"], &[1, 2], &rows));
-    let rows: Vec<Vec<String>> = document.tensors.iter().map(|t| {
-        vec![t.name.to_string(), format!("{} {:?}", t.dtype, t.shape), t.digest.short()]
-    }).collect();
+    let rows: Vec<Vec<String>> = document
+        .tensors
+        .iter()
+        .map(|t| vec![t.name.to_string(), format!("{} {:?}", t.dtype, t.shape), t.digest.short()])
+        .collect();
     output::line("");
     output::line(output::table(&["tensor", "type", "digest"], &[], &rows));
     for alias in &document.aliases {

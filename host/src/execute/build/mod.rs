@@ -227,8 +227,11 @@ fn find_or_publish(
             return Ok((Outcome::Built, lease));
         }
     }
-    Err(Error::new(Code::CorruptBlob, format!("the entry {} is corrupt or evicted as often as it is built", action.key))
-        .hint("check the disk: `weightmill store doctor` says what is wrong"))
+    Err(Error::new(
+        Code::CorruptBlob,
+        format!("the entry {} is corrupt or evicted as often as it is built", action.key),
+    )
+    .hint("check the disk: `weightmill store doctor` says what is wrong"))
 }
 
 /// The graph of all plans, with their fuel.

@@ -58,7 +58,8 @@ pub(super) fn publish(
         fields.insert("fuel".into(), done.fuel.into());
         fields.insert("blocks_reused".into(), done.blocks_reused.into());
     }
-    let published = done.timed("publish", |_| publication.commit(document, &provenance, options.pool, options.progress))?;
+    let published =
+        done.timed("publish", |_| publication.commit(document, &provenance, options.pool, options.progress))?;
     done.bytes_deduplicated = published.bytes_deduplicated;
     Ok(())
 }

@@ -286,7 +286,11 @@ fn a_flipped_bit_is_caught_wherever_it_flips() {
         assert!(error.message().contains(where_), "{faults:?}: {error}");
         assert_eq!(streamer.pass(|_| Ok(())).unwrap_err(), error, "the streamer is done for");
     }
-    for options in [verify, staged, StreamOptions { pin_limit_bytes: Some(0), staging_bytes: 0, verify_on_device: true, ..small() }] {
+    for options in [
+        verify,
+        staged,
+        StreamOptions { pin_limit_bytes: Some(0), staging_bytes: 0, verify_on_device: true, ..small() },
+    ] {
         let model = Model::new(4, 70_000);
         model.flip(3, 60_000);
         let mut streamer = Streamer::open(faulty(Faults::default()), model.blocks(), options).unwrap();
