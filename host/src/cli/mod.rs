@@ -82,6 +82,11 @@ pub fn main() -> ExitCode {
         Ok(status) => status,
         Err(error) => {
             report(&error, json);
+            if error.code() == Code::RegistrationHung {
+                // The driver may hold locks that nothing gives back: any
+                // cleanup could hang as well.
+                crate::offload::exit_without_cleanup(status_of(&error));
+            }
             ExitCode::from(status_of(&error))
         }
     }

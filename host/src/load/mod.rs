@@ -46,8 +46,8 @@ fn blocks_of_memory(entry: &MemoryEntry) -> Result<Vec<BlockSpec>> {
     let layouts = entry.document.layouts()?;
     let leaves: Vec<Option<Arc<[u8]>>> = entry.shards.iter().map(|s| Some(s.leaves.as_slice().into())).collect();
     let contents = entry.shards.iter().zip(&layouts).map(|(shard, layout)| {
-        let data: Arc<[u8]> = shard.bytes[layout.data_start() as usize..].into();
-        Content::Packed(Arc::new(InMemory(data)) as Arc<dyn Pack>)
+        let data = InMemory { file: shard.bytes.clone(), start: layout.data_start() };
+        Content::Packed(Arc::new(data) as Arc<dyn Pack>)
     });
     let contents = contents.collect();
     specs(&blocks_of_document(&entry.document), &layouts.iter().collect::<Vec<_>>(), contents, &leaves)
@@ -122,12 +122,17 @@ fn leaf_hashes(list: &Arc<[u8]>, tensor: &crate::store::PlacedTensor) -> Result<
         .ok_or_else(|| Error::new(Code::CorruptBlob, format!("the leaf list ends before tensor {}", tensor.name)))
 }
 
-struct InMemory(Arc<[u8]>);
+struct InMemory {
+    file: Arc<Vec<u8>>,
+    /// Where the data begins.
+    start: u64,
+}
 
 impl Pack for InMemory {
     fn pack(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         // In range: segments have the length of their data.
-        out.copy_from_slice(&self.0[offset as usize..offset as usize + out.len()]);
+        let from = (self.start + offset) as usize;
+        out.copy_from_slice(&self.file[from..from + out.len()]);
         Ok(())
     }
 }

@@ -30,7 +30,6 @@ pub enum Registration {
 
 /// How the bytes get from a file to the device, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
 pub enum Rung {
     /// The page cache itself is registered, read-only, and copied from.
     A,

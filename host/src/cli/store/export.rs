@@ -23,7 +23,9 @@ pub(in crate::cli) fn export(entry: &Entry, folder: &Path) -> Result<()> {
                 std::fs::copy(lease.shard_path(shard), &temporary).map_err(io(&temporary))?;
                 make_writable(&temporary).map_err(io(&temporary))?;
             }
-            Entry::Memory(entry) => std::fs::write(&temporary, &entry.shards[shard].bytes).map_err(io(&temporary))?,
+            Entry::Memory(entry) => {
+                std::fs::write(&temporary, entry.shards[shard].bytes.as_slice()).map_err(io(&temporary))?
+            }
         }
         std::fs::rename(&temporary, &path).map_err(io(&path))?;
     }

@@ -1,5 +1,7 @@
 //! A result in memory: the same bytes as in the store.
 
+use std::sync::Arc;
+
 use super::{BuildOptions, Done, check_sources, plan};
 use crate::digest::{BlobDigest, LeafHasher, leaf_count};
 use crate::error::{Code, Error, Result};
@@ -22,8 +24,8 @@ pub struct MemoryEntry {
 
 /// A shard's file and leaf list.
 pub struct MemoryShard {
-    /// The file, header included.
-    pub bytes: Vec<u8>,
+    /// The file, header included. Shared, so that streaming it copies nothing.
+    pub bytes: Arc<Vec<u8>>,
     /// The raw leaf hashes of its tensors, in the order of their offsets.
     pub leaves: Vec<u8>,
 }
@@ -130,5 +132,5 @@ fn fill(
             offset: placed.offset,
         });
     }
-    Ok((MemoryShard { bytes, leaves }, tensors))
+    Ok((MemoryShard { bytes: Arc::new(bytes), leaves }, tensors))
 }
