@@ -72,9 +72,11 @@ pub(crate) fn sha256_file(path: &Path) -> Result<String> {
     Ok(hasher.finalize().iter().map(|b| format!("{b:02x}")).collect())
 }
 
-/// Builds the program and says where it is.
+/// Builds the program and says where it is. The whole workspace is built, as
+/// the tests do: for a single package cargo would choose other features of the
+/// dependencies, and compile wasmtime twice.
 pub(crate) fn build_program() -> Result<PathBuf> {
-    run(cargo().args(["build", "--locked", "--package", "weightmill"]))?;
+    run(cargo().args(["build", "--locked", "--workspace"]))?;
     Ok(target().join("debug/weightmill"))
 }
 
