@@ -1,6 +1,9 @@
 //! Every check and test.
 
-use anyhow::Result;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
 
 use crate::{modules, shell};
 
@@ -20,5 +23,31 @@ pub(crate) fn run() -> Result<()> {
     if let Some(python) = shell::python(&["safetensors", "numpy"]) {
         tests.env("WEIGHTMILL_PYTHON", python);
     }
-    shell::run(&mut tests)
+    let (passed, failed) = run_and_count(&mut tests)?;
+    println!("{passed} passed, {failed} failed");
+    Ok(())
+}
+
+/// Runs `cargo test`, passes its output on, and adds up what its many test
+/// programs say.
+fn run_and_count(tests: &mut Command) -> Result<(u64, u64)> {
+    let mut child = tests.stdout(Stdio::piped()).spawn().context("starting cargo test")?;
+    let output = child.stdout.take().context("cargo test has an output")?;
+    let (mut passed, mut failed) = (0, 0);
+    for line in BufReader::new(output).lines() {
+        let line = line?;
+        println!("{line}");
+        if let Some(counts) = line.strip_prefix("test result: ") {
+            let number = |what: &str| {
+                let words: Vec<&str> = counts.split([' ', ';']).collect();
+                let at = words.iter().position(|word| *word == what)?;
+                words.get(at.checked_sub(1)?)?.parse::<u64>().ok()
+            };
+            passed += number("passed").unwrap_or(0);
+            failed += number("failed").unwrap_or(0);
+        }
+    }
+    let status = child.wait()?;
+    ensure!(status.success() && failed == 0 && passed > 0, "{passed} passed, {failed} failed: {status}");
+    Ok((passed, failed))
 }
