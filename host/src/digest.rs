@@ -108,6 +108,8 @@ digest_types! {
     ModuleDigest,
     /// SHA-256 that names a weak record (facts, source digests).
     RecordDigest,
+    /// SHA-256 of a public key's DER (SubjectPublicKeyInfo).
+    KeyId,
 }
 
 /// A text that is not 64 lower-case hexadecimal digits.

@@ -94,6 +94,8 @@ codes! {
         BadData "bad_data",
         /// A tie to a tensor that is not there.
         TieInvalid "tie_invalid",
+        /// A file that is no statement, envelope, signature or key as expected.
+        AttestationInvalid "attestation_invalid",
     }
     Environment {
         /// A lock was not free in time.

@@ -22,6 +22,7 @@
 //! | [`execute`] | carrying plans out, and the way from a recipe to an entry |
 //! | [`store`] | entries, blobs, leases, publishing |
 //! | [`offload`] | devices, registration, streaming |
+//! | [`attest`] | signed statements about entries |
 //! | [`load`] | results as blocks to stream |
 //! | [`bench`] | measurements against a baseline in the same run |
 #![cfg_attr(windows, allow(unused))]
@@ -29,6 +30,7 @@
 #[cfg(windows)]
 compile_error!("weightmill runs on Linux; on macOS for authoring. Windows is not supported: use WSL 2");
 
+pub mod attest;
 pub mod bench;
 pub mod canonical;
 pub mod checkpoint;
