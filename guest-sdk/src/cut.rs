@@ -215,15 +215,18 @@ impl Cut {
         self.units.div_ceil(self.units_per_tile())
     }
 
-    /// The tiles.
+    /// The tiles; none where units write nothing.
     ///
     /// # Errors
     /// If a single unit is too large for a tile, or the windows of the tiles
     /// are not laid out alike.
     pub fn groups(&self) -> Result<Vec<TileGroup>> {
+        let mut groups = Vec::new();
+        if matches!(self.writes, Writes::PerUnit(0)) {
+            return Ok(groups);
+        }
         let units = self.units_per_tile();
         let whole = self.units / units;
-        let mut groups = Vec::new();
         if whole > 0 {
             groups.push(self.group(0, whole, units)?);
         }

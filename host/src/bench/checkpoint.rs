@@ -8,6 +8,9 @@ use crate::error::{Code, Error, Result};
 use crate::store::ShardLayout;
 use crate::tensor::{Dtype, TensorName, TensorType};
 
+/// The name of tensors that are scales: positive, as they are in checkpoints.
+pub(super) const SCALE: &str = "s";
+
 /// Writes a safetensors file with `tensors` of seeded, finite values.
 ///
 /// # Errors
@@ -32,6 +35,9 @@ pub fn write_tensors(path: &Path, tensors: &[(String, Dtype, Vec<u64>)]) -> Resu
         while at < tensor.end() {
             let len = piece.len().min((tensor.end() - at) as usize);
             fill(&mut piece[..len], tensor.ty.dtype(), &mut state);
+            if tensor.ty.dtype() == Dtype::F32 && tensor.name.as_str() == SCALE {
+                piece[3..len].iter_mut().step_by(4).for_each(|high| *high &= 0x7F);
+            }
             file.write_all_at(&piece[..len], at).map_err(io)?;
             at += len as u64;
         }

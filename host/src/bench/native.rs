@@ -3,6 +3,7 @@
 
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use weightmill_guest::abi::{PlanRequest, RunBlock};
 use weightmill_guest::native::{self, Window};
@@ -84,7 +85,9 @@ impl<T: Transform + 'static> Program for Native<T> {
             ..RunBlock::default()
         };
         let read: Vec<&[u8]> = inputs.iter().map(|w| w.bytes()).collect();
+        let start = Instant::now();
         let ran = native::run::<T>(&params, &mut Tile::new(block, read, tile.args, output.bytes_mut()));
+        io.ran(start.elapsed());
         if ran.is_ok() {
             io.take(output.bytes())?;
         }

@@ -5,12 +5,13 @@
 //! computed, the module's own code compiled natively, through the same
 //! executor. Both are checked to give the same digests before they are timed.
 //! Each is timed with the leaf hashes, which every use needs, and without, and
-//! the latter held against SHA-256 on the same thread in the same run.
+//! the latter held against SHA-256 on the same thread in the same run. For
+//! bytes computed the time inside the module's own code is told apart.
 
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
@@ -49,10 +50,23 @@ pub struct Row {
     pub unhashed_ratio: f64,
     /// The unhashed rate over that of SHA-256.
     pub of_sha256: f64,
+    /// The module's own code alone; `None` where bytes are moved.
+    pub kernel: Option<Kernel>,
 }
 
-/// Carries a case out, hashing or not.
-type CarryOut = Box<dyn Fn(bool) -> Result<Vec<TensorDigest>>>;
+/// The time inside a module's own code, over all its tiles and passes.
+#[derive(Clone, Debug, Serialize)]
+pub struct Kernel {
+    /// Input bytes a second, in 10⁹.
+    pub gb_per_s: f64,
+    /// The natively compiled code's time over the module's.
+    pub ratio: f64,
+    /// The rate over that of SHA-256.
+    pub of_sha256: f64,
+}
+
+/// Carries a case out, hashing or not: the digests, and the time inside modules.
+type CarryOut = Box<dyn Fn(bool) -> Result<(Vec<TensorDigest>, Duration)>>;
 /// First byte and length of each source in the file.
 type Regions = Vec<(u64, u64)>;
 
@@ -114,29 +128,35 @@ fn measure(case: &Case, folder: &Path, runs: usize, sha256_gb_per_s: f64) -> Res
         None => plain(&ours, &path)?,
     };
     let how = if native::program(case.module).is_some() { "computed" } else { "moved" };
-    if ours.carry_out(true)? != theirs(true)? {
+    if ours.carry_out(true)?.0 != theirs(true)?.0 {
         return Err(Error::new(Code::IdentityCollision, format!("{name} and its baseline give different bytes")));
     }
-    let compare = |hash: bool| -> Result<(f64, f64)> {
+    let compare = |hash: bool| -> Result<(Times, Times)> {
         let (mut our_times, mut their_times) = (Vec::new(), Vec::new());
         for _ in 0..runs {
-            our_times.push(timed(|| ours.carry_out(hash))?);
-            their_times.push(timed(|| theirs(hash))?);
+            our_times.push(Times::of(|| ours.carry_out(hash))?);
+            their_times.push(Times::of(|| theirs(hash))?);
         }
-        Ok((median(our_times), median(their_times)))
+        Ok((Times::median(&our_times), Times::median(&their_times)))
     };
     let (hashed, hashed_baseline) = compare(true)?;
     let (unhashed, unhashed_baseline) = compare(false)?;
     let rate = |seconds: f64| len as f64 / seconds / 1e9;
+    let kernel = (how == "computed").then(|| Kernel {
+        gb_per_s: rate(unhashed.inside),
+        ratio: unhashed_baseline.inside / unhashed.inside,
+        of_sha256: rate(unhashed.inside) / sha256_gb_per_s,
+    });
     std::fs::remove_file(&path).map_err(|e| Error::io("removing the benchmark's file", e))?;
     Ok(Row {
         module: name,
         how,
-        gb_per_s: rate(hashed),
-        ratio: hashed_baseline / hashed,
-        unhashed_gb_per_s: rate(unhashed),
-        unhashed_ratio: unhashed_baseline / unhashed,
-        of_sha256: rate(unhashed) / sha256_gb_per_s,
+        gb_per_s: rate(hashed.all),
+        ratio: hashed_baseline.all / hashed.all,
+        unhashed_gb_per_s: rate(unhashed.all),
+        unhashed_ratio: unhashed_baseline.all / unhashed.all,
+        of_sha256: rate(unhashed.all) / sha256_gb_per_s,
+        kernel,
     })
 }
 
@@ -151,7 +171,7 @@ fn plain(ours: &Carrier, path: &Path) -> Result<CarryOut> {
     }
     Ok(Box::new(move |hash| {
         let digests = tensors.iter().map(|(moves, starts)| moves.carry_out(&file, starts, hash));
-        Ok(digests.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
+        Ok((digests.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect(), Duration::ZERO))
     }))
 }
 
@@ -206,8 +226,15 @@ impl Carrier {
         Ok(Carrier { graph, shards, pool: pool.map_err(|e| Error::io("starting a thread", e))? })
     }
 
-    /// The digests in order of names; none where nothing is hashed.
-    fn carry_out(&self, hash: bool) -> Result<Vec<TensorDigest>> {
+    /// The digests in order of names, none where nothing is hashed, and the
+    /// time inside modules.
+    fn carry_out(&self, hash: bool) -> Result<(Vec<TensorDigest>, Duration)> {
+        let before = self.graph.time_inside_modules();
+        let digests = self.digests(hash)?;
+        Ok((digests, self.graph.time_inside_modules() - before))
+    }
+
+    fn digests(&self, hash: bool) -> Result<Vec<TensorDigest>> {
         let room = SpillRoom::memory_only(1 << 30);
         let mut workshop = Workshop::new(&self.graph, &self.pool, 1, &room, &Silent);
         if hash {
@@ -247,10 +274,23 @@ impl Carrier {
     }
 }
 
-fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<f64> {
-    let start = Instant::now();
-    work()?;
-    Ok(start.elapsed().as_secs_f64())
+/// Seconds.
+struct Times {
+    all: f64,
+    inside: f64,
+}
+
+impl Times {
+    fn of<T>(work: impl FnOnce() -> Result<(T, Duration)>) -> Result<Self> {
+        let start = Instant::now();
+        let (_, inside) = work()?;
+        Ok(Times { all: start.elapsed().as_secs_f64(), inside: inside.as_secs_f64() })
+    }
+
+    fn median(times: &[Times]) -> Times {
+        let of = |part: fn(&Times) -> f64| median(times.iter().map(part).collect());
+        Times { all: of(|t| t.all), inside: of(|t| t.inside) }
+    }
 }
 
 fn median(mut times: Vec<f64>) -> f64 {

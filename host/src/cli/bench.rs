@@ -125,17 +125,25 @@ fn transforms(global: &Global, bytes: u64, runs: usize, only: &[String]) -> Resu
                 format!("{:.2}", row.unhashed_gb_per_s),
                 format!("{:.2}", row.unhashed_ratio),
                 format!("{:.1}", row.of_sha256),
+                kernel(row, |k| format!("{:.2}", k.gb_per_s)),
+                kernel(row, |k| format!("{:.2}", k.ratio)),
+                kernel(row, |k| format!("{:.1}", k.of_sha256)),
             ]
         })
         .collect();
-    let header = ["module", "bytes are", "GB/s hashed", "ratio", "GB/s", "ratio", "of SHA-256"];
-    output::line(output::table(&header, &[2, 3, 4, 5, 6], &rows));
+    let header =
+        ["module", "bytes are", "GB/s hashed", "ratio", "GB/s", "ratio", "of SHA", "kernel GB/s", "ratio", "of SHA"];
+    output::line(output::table(&header, &[2, 3, 4, 5, 6, 7, 8, 9], &rows));
     output::line(format!(
         "one thread, {} of input, medians of {runs}; SHA-256 {:.2} GB/s; a ratio is the baseline's time over weightmill's",
         output::bytes(bytes),
         report.sha256_gb_per_s
     ));
     Ok(ExitCode::SUCCESS)
+}
+
+fn kernel(row: &transform::Row, show: impl Fn(&transform::Kernel) -> String) -> String {
+    row.kernel.as_ref().map_or_else(|| "-".to_string(), show)
 }
 
 fn links(global: &Global, report: &BenchReport) -> Result<ExitCode> {

@@ -298,10 +298,17 @@ struct GridShape {
 /// Rows and runs of a block: 64 × 64 elements read from 64 lines or written to
 /// 64 lines fit the first-level cache.
 const BLOCK: usize = 64;
+/// Bytes of a run of the source that a block of a transpose takes: two lines,
+/// which the processor fetches as a pair.
+const PAIR_BYTES: usize = 128;
 
 /// Gathers runs of `N` bytes, in blocks, so that a cache line of the source is
 /// used for as many rows as it serves.
 fn gather_elements<const N: usize>(out: &mut [u8], region: &[u8], g: GridShape) {
+    if g.row_stride == N && g.rows > 1 {
+        transpose::<N>(out, region, g);
+        return;
+    }
     let row_len = g.runs * N;
     for row_block in (0..g.rows).step_by(BLOCK) {
         let rows = row_block..g.rows.min(row_block + BLOCK);
@@ -313,6 +320,35 @@ fn gather_elements<const N: usize>(out: &mut [u8], region: &[u8], g: GridShape) 
                 for element in to.chunks_exact_mut(N) {
                     element.copy_from_slice(&region[from..from + N]);
                     from += g.stride;
+                }
+            }
+        }
+    }
+}
+
+/// Elements of a row that lie `stride` apart, those of the next row beside
+/// them: a matrix transposed.
+///
+/// The lines of a block often lie a power of two apart, where they push each
+/// other out of the first-level cache. So each is copied, whole, to a block of
+/// its own before it is taken apart.
+fn transpose<const N: usize>(out: &mut [u8], region: &[u8], g: GridShape) {
+    let row_len = g.runs * N;
+    let wide = PAIR_BYTES / N;
+    let mut block = [[0_u8; PAIR_BYTES]; BLOCK];
+    for first_run in (0..g.runs).step_by(BLOCK) {
+        let runs = BLOCK.min(g.runs - first_run);
+        for first_row in (0..g.rows).step_by(wide) {
+            let rows = wide.min(g.rows - first_row);
+            let base = g.base + first_row * N + first_run * g.stride;
+            for (line, run) in block.iter_mut().zip(0..runs) {
+                line[..rows * N].copy_from_slice(&region[base + run * g.stride..][..rows * N]);
+            }
+            let to = &mut out[first_row * row_len + first_run * N..];
+            for row in 0..rows {
+                let to = to[row * row_len..][..runs * N].as_chunks_mut::<N>().0;
+                for (to, line) in to.iter_mut().zip(&block) {
+                    to.copy_from_slice(&line[row * N..][..N]);
                 }
             }
         }

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use super::buffers::Buffers;
 use super::gather::{Survey, gather};
@@ -85,6 +86,7 @@ pub struct Graph {
     pub(super) buffers: Buffers,
     source_bytes_read: AtomicU64,
     pub(super) fuel: AtomicU64,
+    pub(super) inside_ns: AtomicU64,
 }
 
 impl Graph {
@@ -126,6 +128,7 @@ impl Graph {
             buffers: Buffers::default(),
             source_bytes_read: AtomicU64::new(0),
             fuel: AtomicU64::new(0),
+            inside_ns: AtomicU64::new(0),
         }
     }
 
@@ -142,6 +145,11 @@ impl Graph {
     /// Fuel used by `run` so far.
     pub fn fuel(&self) -> u64 {
         self.fuel.load(Ordering::Relaxed)
+    }
+
+    /// Time that the modules' own code ran for tiles so far, over all threads.
+    pub fn time_inside_modules(&self) -> Duration {
+        Duration::from_nanos(self.inside_ns.load(Ordering::Relaxed))
     }
 
     /// Where a final tensor's bytes come from, and what it is.

@@ -2,6 +2,7 @@
 //! its output is taken from there.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::gather::gather;
 use super::graph::{Graph, Step, TargetId};
@@ -82,5 +83,9 @@ impl TileIo for Windows<'_> {
     fn take(&mut self, output: &[u8]) -> Result<()> {
         self.out.copy_from_slice(output);
         Ok(())
+    }
+
+    fn ran(&mut self, inside: Duration) {
+        self.graph.inside_ns.fetch_add(inside.as_nanos() as u64, Ordering::Relaxed);
     }
 }

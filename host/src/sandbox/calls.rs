@@ -7,6 +7,7 @@
 //! is used before it was checked against the memory's size at that moment.
 
 use std::ops::Range;
+use std::time::Instant;
 
 use weightmill_guest::abi::{ALIGN, PANIC_MAX, RunBlock, RunError, limits, unpack};
 
@@ -143,7 +144,9 @@ impl<B: Backend> Program for Calls<B> {
             for (index, at) in layout.windows.iter().enumerate() {
                 io.fill(index, window(memory, base + at.start, at.end - at.start))?;
             }
+            let start = Instant::now();
             let packed = instance.run(base)?;
+            io.ran(start.elapsed());
             let memory = instance.memory();
             if packed == 0 {
                 io.take(window(memory, base + layout.out, tile.out_len))?;

@@ -38,6 +38,7 @@ mod wasmtime;
 mod tests;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use weightmill_guest::abi::{Metadata, RunError};
 
@@ -291,6 +292,12 @@ pub trait TileIo {
     /// # Errors
     /// Whatever keeps the bytes from being taken; the call ends with it.
     fn take(&mut self, output: &[u8]) -> Result<()>;
+
+    /// Told how long the module's own code ran for the tile. For measuring
+    /// only: no result may depend on it.
+    fn ran(&mut self, inside: Duration) {
+        let _ = inside;
+    }
 }
 
 /// What `wm_run` answered.

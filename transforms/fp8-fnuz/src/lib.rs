@@ -35,16 +35,27 @@ impl Transform for Fp8Fnuz {
             with_float!(Dtype::ALL[tile.args()[0] as usize], F => double::<F>(tile));
             return Ok(());
         }
-        let codes = tile.bytes(0);
-        if let Some(at) = fp8::find_nan(codes) {
-            let index = tile.offset() + at as u64;
-            return Err(DataError::at("w", index, format!("NaN code {:#04X} at flat index {index} of w", codes[at]))
+        let (codes, first) = (tile.bytes(0), tile.offset());
+        let pieces = codes.chunks(PIECE).zip(tile.output_bytes().chunks_mut(PIECE));
+        for ((piece, to), first) in pieces.zip((first..).step_by(PIECE)) {
+            if let Some(at) = fp8::find_nan(piece) {
+                let index = first + at as u64;
+                return Err(DataError::at(
+                    "w",
+                    index,
+                    format!("NaN code {:#04X} at flat index {index} of w", piece[at]),
+                )
                 .hint("the checkpoint's FP8 weights are broken, or are not E4M3"));
+            }
+            fnuz::codes(piece, to);
         }
-        fnuz::codes(codes, tile.output_bytes());
         Ok(())
     }
 }
+
+/// Codes that are searched and then recoded while they are in the first-level
+/// cache.
+const PIECE: usize = 4096;
 
 fn double<F: Float>(tile: &mut Tile) {
     let scales = tile.input::<F::Element>(0);
