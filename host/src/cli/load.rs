@@ -15,8 +15,8 @@ use crate::execute::build::{self, BuildOptions, Built, Entry};
 use crate::execute::{Graph, SpillRoom, Workshop, arrange};
 use crate::load::{blocks_of_entry, blocks_of_graph};
 use crate::offload::{
-    BlockSpec, CudaDevice, Device, HostDevice, NodeLock, PassReport, Probe, ProbeFolder, ProbeRecords, Registration,
-    StreamOptions, StreamReport, Streamer,
+    BlockSpec, CudaDevice, Device, HostDevice, NodeLock, PassReport, Probe, ProbeFolder, ProbeRecords, RegisterWhen,
+    Registration, StreamOptions, StreamReport, Streamer,
 };
 use crate::progress::Progress;
 use crate::store;
@@ -63,6 +63,10 @@ pub(super) struct Args {
     /// What a failing store means
     #[arg(long, value_enum, default_value_t = Mode::Preferred)]
     mode: Mode,
+    /// A tmpfs folder for copies that a node's processes share, for devices that cannot register
+    /// files on disk; they take memory, and `store gc` removes those of blobs that are gone
+    #[arg(long, value_name = "DIR")]
+    tmpfs: Option<PathBuf>,
     /// Copy every block back and compare it with its source; slow
     #[arg(long)]
     check_copy_back: bool,
@@ -205,6 +209,11 @@ fn stream<D: Device>(
             RegistrationArg::Auto => Registration::Auto,
             RegistrationArg::Require => Registration::Require,
         },
+        // A single pass need not wait until everything is registered.
+        register_when: match args.registration {
+            RegistrationArg::Auto if args.passes == 1 => RegisterWhen::AsNeeded,
+            _ => RegisterWhen::AtOpen,
+        },
         pin_limit_bytes: args.pin_limit,
         probe: Some(Probe::with_this_program(
             root.map(|root| Arc::new(ProbeFolder(root.join("state"))) as Arc<dyn ProbeRecords>),
@@ -213,6 +222,10 @@ fn stream<D: Device>(
             path: root.join("locks/registration"),
             timeout: std::time::Duration::from_secs(60),
         }),
+        tmpfs_root: match (root, &args.tmpfs) {
+            (Some(root), Some(dir)) => Some(super::tmpfs::folder_in(root, dir)?),
+            _ => None,
+        },
         prefetch_next_pass: args.passes > 1,
         staging_bytes: args.staging,
         verify_on_device: args.verify == VerifyArg::Device,

@@ -14,6 +14,7 @@ mod plan;
 mod progress;
 mod session;
 mod store;
+mod tmpfs;
 mod verify;
 
 use std::process::ExitCode;

@@ -63,6 +63,7 @@ pub use node_lock::NodeLock;
 pub use options::{Fatal, PassReport, RegisterWhen, Registration, Rung, StreamOptions, StreamReport, VerifyReport};
 pub use probe::{PROBE_SUBCOMMAND, Probe, ProbeFolder, ProbeOutcome, ProbeRecords, probe_child_main};
 pub use ranges::{PAGE_BYTES, PageRange};
+pub use shared_copy::{Swept, sweep_shared_copies};
 pub use streamer::{Pass, Streamer};
 pub use trace::{Trace, Track};
 

@@ -68,9 +68,13 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
     let models = before.iter().map(|entry| Ok((entry.key, model(&entry.key)?))).collect::<Result<Vec<_>>>()?;
     let bar = Bar::new();
     let report = store.gc(&policy, &bar)?;
+    let copies = crate::cli::tmpfs::sweep(store.root(), args.dry_run)?;
     bar.clear();
     if global.json {
-        output::json(&document(&report, args.dry_run));
+        let mut document = document(&report, args.dry_run);
+        document["tmpfs_copies_removed"] = copies.copies.into();
+        document["tmpfs_bytes_freed"] = copies.bytes.into();
+        output::json(&document);
         return Ok(ExitCode::SUCCESS);
     }
     if !report.evicted.is_empty() {
@@ -83,6 +87,11 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
         output::line(format!("{}  is in use and stays", key.short()));
     }
     output::line(summary(&report, args.dry_run));
+    if copies.copies > 0 {
+        let would = if args.dry_run { "would be " } else { "" };
+        let what = if copies.copies == 1 { "copy" } else { "copies" };
+        output::line(format!("{} {what} in tmpfs, {} {would}freed", copies.copies, output::bytes(copies.bytes)));
+    }
     Ok(ExitCode::SUCCESS)
 }
 
