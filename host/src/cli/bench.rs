@@ -96,7 +96,7 @@ pub(super) fn run(global: &Global, command: &BenchCommand) -> Result<ExitCode> {
                     .hint("`weightmill store ls` lists the keys")
             })?;
             let options = BenchOptions { samples: *runs, tmpfs_root: tmpfs.clone(), ..BenchOptions::default() };
-            let open = || blocks_of_lease(&lease, &Silent);
+            let open = |leaf_hashes| blocks_of_lease(&lease, leaf_hashes, &Silent);
             let report = match super::load::parse_device(device)? {
                 None => bench_h2d(&Arc::new(HostDevice::default()), open, &options)?,
                 Some(ordinal) => bench_h2d(&Arc::new(CudaDevice::open(ordinal)?), open, &options)?,

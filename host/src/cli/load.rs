@@ -48,6 +48,9 @@ pub(super) struct Args {
     /// Bytes of staging buffers
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "512MiB")]
     staging: u64,
+    /// Threads that fill staging buffers [default: one a core, at most 12]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    staging_threads: Option<u16>,
     /// Rotating device buffers
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..))]
     slots: u16,
@@ -162,7 +165,7 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
         provenance: &|| session.provenance(),
     };
     let built = build::build(&outline, store, &options)?;
-    let blocks = blocks_of_entry(&built.entry, bar.as_ref())?;
+    let blocks = blocks_of_entry(&built.entry, args.verify == VerifyArg::Device, bar.as_ref())?;
     let state = match &built.entry {
         Entry::Stored(lease) => Some(lease.store_root().to_path_buf()),
         Entry::Memory(_) => None,
@@ -228,6 +231,7 @@ fn stream<D: Device>(
         },
         prefetch_next_pass: args.passes > 1,
         staging_bytes: args.staging,
+        threads: usize::from(args.staging_threads.unwrap_or(0)),
         verify_on_device: args.verify == VerifyArg::Device,
         check_copy_back: args.check_copy_back,
         progress: Some(bar.clone()),

@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use rayon::prelude::*;
+
 use crate::error::{Code, Error, Result};
 use crate::execute::build::{Entry, MemoryEntry};
 use crate::execute::{Graph, Packer, ShardPlan, Wanted};
@@ -15,25 +17,33 @@ use crate::recipe::Resolution;
 use crate::store::document::EntryDocument;
 use crate::store::{Lease, ShardLayout};
 
-/// The blocks of a result, with leaf hashes.
+/// The blocks of a result. `leaf_hashes` says whether they get the hashes that
+/// verification on the device needs; reading those costs a start-up some
+/// milliseconds a gigabyte.
 ///
 /// # Errors
 /// What opening the leaf lists says.
-pub fn blocks_of_entry(entry: &Entry, progress: &dyn Progress) -> Result<Vec<BlockSpec>> {
+pub fn blocks_of_entry(entry: &Entry, leaf_hashes: bool, progress: &dyn Progress) -> Result<Vec<BlockSpec>> {
     match entry {
-        Entry::Stored(lease) => blocks_of_lease(lease, progress),
+        Entry::Stored(lease) => blocks_of_lease(lease, leaf_hashes, progress),
         Entry::Memory(entry) => blocks_of_memory(entry),
     }
 }
 
-/// The blocks of a leased entry. The lease must outlive what streams them.
+/// The blocks of a leased entry, with or without leaf hashes. The lease must
+/// outlive what streams them.
 ///
 /// # Errors
 /// `corrupt_blob` if a leaf list is not what its digest says.
-pub fn blocks_of_lease(lease: &Lease, progress: &dyn Progress) -> Result<Vec<BlockSpec>> {
+pub fn blocks_of_lease(lease: &Lease, leaf_hashes: bool, progress: &dyn Progress) -> Result<Vec<BlockSpec>> {
     let layouts: Vec<&ShardLayout> = (0..lease.shards()).map(|shard| lease.shard_layout(shard)).collect();
-    let leaves = (0..lease.shards()).map(|s| Ok(Some(lease.leaf_list(s, progress)?.into())));
-    let leaves = leaves.collect::<Result<Vec<_>>>()?;
+    let leaves: Vec<Option<Arc<[u8]>>> = match leaf_hashes {
+        true => (0..lease.shards())
+            .into_par_iter()
+            .map(|s| Ok(Some(lease.leaf_list(s, progress)?.into())))
+            .collect::<Result<_>>()?,
+        false => vec![None; lease.shards()],
+    };
     let contents = (0..lease.shards()).map(|shard| Content::File {
         file: lease.shard_file(shard).clone(),
         path: lease.shard_path(shard).to_path_buf(),

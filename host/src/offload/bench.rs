@@ -118,16 +118,16 @@ impl Default for BenchOptions {
 }
 
 /// Measures the ceiling and then each way of moving the blocks that `open`
-/// makes, in this process.
+/// makes, with or without leaf hashes, in this process.
 ///
 /// # Errors
 /// Those of streaming. A rung that this device does not have is left out.
 pub fn bench_h2d<D: Device>(
     device: &Arc<D>,
-    open: impl Fn() -> Result<Vec<BlockSpec>>,
+    open: impl Fn(bool) -> Result<Vec<BlockSpec>>,
     options: &BenchOptions,
 ) -> Result<BenchReport> {
-    let blocks = open()?;
+    let blocks = open(false)?;
     let bytes: u64 = blocks.iter().flat_map(|b| &b.segments).map(|s| s.len).sum();
     let before = ceiling(device, bytes, options.samples)?;
     let mut bench = Bench { device, open: &open, options, ways: Vec::new() };
@@ -179,9 +179,9 @@ struct Bench<'a, D: Device, F> {
     ways: Vec<Way>,
 }
 
-impl<D: Device, F: Fn() -> Result<Vec<BlockSpec>>> Bench<'_, D, F> {
+impl<D: Device, F: Fn(bool) -> Result<Vec<BlockSpec>>> Bench<'_, D, F> {
     fn stream(&mut self, what: &str, options: StreamOptions) -> Result<()> {
-        let way = stream_rate(self.device, (self.open)()?, options, self.options.samples)?;
+        let way = stream_rate(self.device, (self.open)(options.verify_on_device)?, options, self.options.samples)?;
         self.ways.push(Way { what: what.into(), ..way });
         Ok(())
     }
@@ -265,7 +265,7 @@ pub fn stream_rate<D: Device>(
 /// Those of streaming.
 pub fn load_all_rate<D: Device>(
     device: &Arc<D>,
-    open: &impl Fn() -> Result<Vec<BlockSpec>>,
+    open: &impl Fn(bool) -> Result<Vec<BlockSpec>>,
     options: StreamOptions,
     samples: usize,
 ) -> Result<Way> {
@@ -274,7 +274,7 @@ pub fn load_all_rate<D: Device>(
     let mut last = None;
     for _ in 0..samples.max(1) {
         let start = Instant::now();
-        let mut streamer = Streamer::open(device.clone(), open()?, options.clone())?;
+        let mut streamer = Streamer::open(device.clone(), open(options.verify_on_device)?, options.clone())?;
         let pass = streamer.pass(|_| Ok(()))?;
         rates.push(pass.bytes as f64 / start.elapsed().as_secs_f64() / 1e9);
         last = Some((streamer.report(), pass));
@@ -341,7 +341,7 @@ mod tests {
         let stream = StreamOptions { threads: 2, ..StreamOptions::default() };
         let options = BenchOptions { samples: 2, threads: vec![1, 2], stream, ..BenchOptions::default() };
         let device = Arc::new(HostDevice::new(&[Access::ReadOnly]));
-        let report = bench_h2d(&device, || Ok(model.blocks()), &options).unwrap();
+        let report = bench_h2d(&device, |_| Ok(model.blocks()), &options).unwrap();
         let rungs: Vec<Rung> = report.ways.iter().map(|w| w.rung).collect();
         assert_eq!(rungs, [Rung::A, Rung::A, Rung::C, Rung::C, Rung::D, Rung::A, Rung::C, Rung::A]);
         assert!(report.ways.iter().all(|w| w.of_ceiling > 0.0 && w.gb_per_s.samples == 2), "{report:?}");
