@@ -259,3 +259,6 @@ fn view_segment_bytes(view: &View) -> u64 {
     }
     size
 }
+
+#[cfg(test)]
+mod tests;

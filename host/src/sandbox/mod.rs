@@ -28,6 +28,7 @@ mod calls;
 mod ceiling;
 mod exports;
 mod floats;
+mod guarded;
 mod memory;
 mod metadata;
 mod rules;
@@ -40,6 +41,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
+use guarded::Guarded;
 use weightmill_guest::abi::{Metadata, RunError};
 
 use crate::digest::ModuleDigest;
@@ -218,8 +220,9 @@ pub trait Engine: Send + Sync {
     ///
     /// # Errors
     /// `module_too_large` if its memory is over this engine's limit or the
-    /// compiler gives up on its size, `module_bad_abi` if the engine does not
-    /// take it for another reason.
+    /// compiler gives up on its size, `module_unsupported_feature` if the
+    /// compiler panics on it, `module_bad_abi` if the engine does not take it
+    /// for another reason.
     fn compile(&self, module: &Module) -> Result<Arc<dyn Program>>;
 }
 
@@ -363,8 +366,8 @@ pub fn engine(name: EngineName) -> Result<Arc<dyn Engine>> {
 /// `io_error` if the engine does not work on this machine.
 pub fn engine_with(name: EngineName, limits: Limits) -> Result<Arc<dyn Engine>> {
     Ok(match name {
-        EngineName::Wasmtime => Arc::new(wasmtime::Wasmtime::native(limits)?),
-        EngineName::Pulley => Arc::new(wasmtime::Wasmtime::pulley(limits)?),
-        EngineName::Wasmi => Arc::new(wasmi::Wasmi::new(limits)),
+        EngineName::Wasmtime => Arc::new(Guarded(wasmtime::Wasmtime::native(limits)?)),
+        EngineName::Pulley => Arc::new(Guarded(wasmtime::Wasmtime::pulley(limits)?)),
+        EngineName::Wasmi => Arc::new(Guarded(wasmi::Wasmi::new(limits))),
     })
 }

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use rustix::fs::{FlockOperation, Mode, OFlags, Timespec, Timestamps};
+use rustix::fs::{Mode, OFlags, Timespec, Timestamps};
 
 use super::{FilesystemKind, Sharing, Space, Storage};
 
@@ -34,14 +34,14 @@ impl Storage for SystemStorage {
     }
 
     fn try_lock(&self, file: &File, sharing: Sharing) -> io::Result<bool> {
-        let operation = match sharing {
-            Sharing::Shared => FlockOperation::NonBlockingLockShared,
-            Sharing::Exclusive => FlockOperation::NonBlockingLockExclusive,
+        let taken = match sharing {
+            Sharing::Shared => fs2::FileExt::try_lock_shared(file),
+            Sharing::Exclusive => fs2::FileExt::try_lock_exclusive(file),
         };
-        match rustix::fs::flock(file, operation) {
+        match taken {
             Ok(()) => Ok(true),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
-            Err(e) => Err(e.into()),
+            Err(e) if e.raw_os_error() == fs2::lock_contended_error().raw_os_error() => Ok(false),
+            Err(e) => Err(e),
         }
     }
 
@@ -113,8 +113,7 @@ impl Storage for SystemStorage {
     }
 
     fn space(&self, path: &Path) -> io::Result<Space> {
-        let stat = rustix::fs::statvfs(path)?;
-        Ok(Space { free_bytes: stat.f_bavail.saturating_mul(stat.f_frsize) })
+        Ok(Space { free_bytes: fs2::available_space(path)? })
     }
 }
 
