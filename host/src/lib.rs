@@ -23,6 +23,7 @@
 //! | [`store`] | entries, blobs, leases, publishing |
 //! | [`offload`] | devices, registration, streaming |
 //! | [`attest`] | signed statements about entries |
+//! | [`lineage`] | which source bytes, modules and parameters made a tensor |
 //! | [`load`] | results as blocks to stream |
 //! | [`bench`] | measurements against a baseline in the same run |
 #![cfg_attr(windows, allow(unused))]
@@ -38,6 +39,7 @@ pub mod cli;
 pub mod digest;
 pub mod error;
 pub mod execute;
+pub mod lineage;
 pub mod load;
 pub mod mapping;
 pub mod modules;

@@ -203,7 +203,7 @@ fn digests_of_another_engine_agree_and_diff_says_what_differs() {
     let different = compare("entry.json", "source.json");
     assert_eq!(different.status, 1);
     let kinds: Vec<&str> = different.json["differences"].as_array().unwrap().iter().map(|d| text(d, "what")).collect();
-    assert_eq!(kinds.iter().filter(|k| **k == "type").count(), 3, "the cast ones: {kinds:?}");
+    assert_eq!(kinds.iter().filter(|k| **k == "dtype").count(), 3, "the cast ones: {kinds:?}");
     assert_eq!(kinds.iter().filter(|k| **k == "bytes").count(), 3, "the regrouped ones: {kinds:?}");
 }
 

@@ -164,7 +164,10 @@ impl Envelope {
         struct Bundle {
             dsse_envelope: Document,
         }
-        let bad = |what: String| Error::new(Code::AttestationInvalid, format!("this is no DSSE envelope: {what}"));
+        let bad = |what: String| {
+            Error::new(Code::AttestationInvalid, format!("this is no DSSE envelope: {what}"))
+                .hint("`weightmill attest --key` writes one")
+        };
         let document = match serde_json::from_slice::<Bundle>(bytes) {
             Ok(bundle) => bundle.dsse_envelope,
             Err(_) => serde_json::from_slice::<Document>(bytes).map_err(|e| bad(e.to_string()))?,

@@ -37,12 +37,34 @@ use crate::error::{Code, Error, Result};
 /// The largest statement, envelope or key file that is read.
 const FILE_LIMIT_BYTES: u64 = 64 << 20;
 
+/// Reads a signature that is a file of its own: 64 bytes, or base64 of them.
+///
+/// # Errors
+/// `attestation_invalid` if it is neither.
+pub fn read_signature(path: &Path) -> Result<[u8; SIGNATURE_BYTES]> {
+    let bytes = read_file(path)?;
+    if let Ok(raw) = bytes.as_slice().try_into() {
+        return Ok(raw);
+    }
+    let text = std::str::from_utf8(&bytes).ok().and_then(|text| envelope::decode(text.trim()));
+    text.and_then(|raw| raw.try_into().ok()).ok_or_else(|| {
+        let message =
+            format!("{} is no ed25519 signature: expected {SIGNATURE_BYTES} bytes or their base64", path.display());
+        Error::new(Code::AttestationInvalid, message)
+            .hint("`openssl pkeyutl -sign -inkey key.pem -rawin -in statement.json -out statement.sig` writes one")
+    })
+}
+
 /// Reads a statement, an envelope, a key: a regular file of bounded size.
 ///
 /// # Errors
 /// `attestation_invalid` if it cannot be one.
 pub fn read_file(path: &Path) -> Result<Vec<u8>> {
-    let refuse = |why: String| Error::new(Code::AttestationInvalid, format!("{} {why}", path.display()));
+    let refuse = |why: String| {
+        Error::new(Code::AttestationInvalid, format!("{} {why}", path.display())).hint(
+            "name a statement, an envelope, a signature or a key: `weightmill attest --help` shows how they are made",
+        )
+    };
     let cannot = |e: std::io::Error| refuse(format!("cannot be read: {e}"));
     if !std::fs::metadata(path).map_err(cannot)?.is_file() {
         return Err(refuse("is no regular file".into()));

@@ -77,7 +77,10 @@ impl<P: Serialize + DeserializeOwned> Statement<P> {
             kind: String,
             predicate_type: String,
         }
-        let bad = |what: String| Error::new(Code::AttestationInvalid, format!("this is no statement of ours: {what}"));
+        let bad = |what: String| {
+            Error::new(Code::AttestationInvalid, format!("this is no statement of this program: {what}"))
+                .hint("it must be one that `weightmill attest` writes, or has signed")
+        };
         // The types first: another predicate has other fields, and that is
         // not what is wrong with it.
         let types: Types = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;

@@ -370,7 +370,7 @@ fn zero_block(blobs: &Path, entry: &str, number: usize, tensor_bytes: u64) -> Re
     });
     let tensors = tensors.collect();
     let key = BlockKey::of(format!("bench {entry} {number}").as_bytes());
-    Ok(StoredBlock { key, shards: vec![StoredShard { record, tensors }] })
+    Ok(StoredBlock { key, shards: vec![StoredShard { record, tensors }], engines: None })
 }
 
 /// The leaf hashes of a tensor of zeros.

@@ -88,11 +88,7 @@ fn of_checkpoint(global: &Global, args: &Args, path: &std::path::Path) -> Result
     let cache: &dyn DigestCache = store.as_ref().map_or(&NoCache, |store| store);
     let bar = Bar::new();
     let digests = source_digests(&checkpoint, cache, &session::pool(args.work.jobs)?, &bar)?;
-    let rows = checkpoint
-        .tensors()
-        .iter()
-        .filter_map(|(name, source)| Some((name.clone(), (source.tensor.clone(), *digests.by_name.get(name)?))));
-    Ok(DigestTable(rows.collect()))
+    Ok(DigestTable::of_checkpoint(&checkpoint, &digests))
 }
 
 fn of_recipe(

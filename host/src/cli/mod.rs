@@ -3,10 +3,12 @@
 //! progress on standard error where that is a terminal.
 
 mod args;
+mod attest;
 mod bench;
 mod build;
 mod diff;
 mod digest;
+mod explain;
 mod load;
 mod module;
 mod output;
@@ -28,6 +30,8 @@ const EXAMPLES: &str = "Examples:
   weightmill build --recipe recipes/gpt-neox.toml --checkpoint pythia-160m
   weightmill load  --recipe recipes/gpt-neox.toml --checkpoint pythia-160m --passes 3
   weightmill digest --entry KEY --json
+  weightmill explain --entry KEY --tensor NAME
+  weightmill attest --entry KEY --key key.pem --out entry.dsse.json
 
 Exit status: 0 done, 1 wrong input, 2 wrong usage, 3 the machine, store, device
 or network, 4 a module. Errors carry a stable code, with --json as a document.";
@@ -55,8 +59,13 @@ enum Command {
     Digest(digest::Args),
     /// What differs between two digest tables; exits 1 if anything does
     Diff(diff::Args),
-    /// Whether the bytes of entries are what they must be; also by making them again
+    /// Which source bytes, modules and parameters made a tensor of an entry
+    Explain(explain::Args),
+    /// Whether the bytes of entries are what they must be, or what another host says; also by
+    /// making them again
     Verify(verify::Args),
+    /// A statement about an entry, signed or for other tools to sign
+    Attest(attest::Args),
     /// The store: list, show, evict, repair
     #[command(subcommand)]
     Store(store::StoreCommand),
@@ -101,7 +110,9 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Load(args) => load::run(global, &args),
         Command::Digest(args) => digest::run(global, &args),
         Command::Diff(args) => diff::run(global, &args),
+        Command::Explain(args) => explain::run(global, &args),
         Command::Verify(args) => verify::run(global, &args),
+        Command::Attest(args) => attest::run(global, &args),
         Command::Store(command) => store::run(global, &command),
         Command::Module(command) => module::run(global, &command),
         Command::Bench(command) => bench::run(global, &command),

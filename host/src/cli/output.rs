@@ -10,6 +10,12 @@ pub(super) fn json(document: &serde_json::Value) {
     let _ = writeln!(out, "{document:#}");
 }
 
+/// Writes a document on standard output as it is. A closed pipe is not an
+/// error.
+pub(super) fn raw(document: &[u8]) {
+    let _ = std::io::stdout().lock().write_all(document);
+}
+
 /// An error as the `error` member of a document.
 pub(super) fn error_document(error: &Error) -> serde_json::Value {
     serde_json::json!({

@@ -19,6 +19,9 @@ use crate::tensor::{Dtype, TensorType};
 /// The engine that runs tiles unless another is named.
 pub(super) const DEFAULT_ENGINE: EngineName = EngineName::Wasmtime;
 
+/// The engine that runs plans unless another is named: it starts at once.
+pub(super) const PLAN_ENGINE: EngineName = EngineName::Wasmi;
+
 /// The pool that computes.
 pub(super) fn pool(jobs: Option<u16>) -> Result<rayon::ThreadPool> {
     rayon::ThreadPoolBuilder::new()
@@ -112,7 +115,7 @@ impl Session {
             library: Library::new(store.cloned()),
             engine: match named {
                 Some(name) => Engines::one(move || engine(name)),
-                None => Engines::two(|| engine(EngineName::Wasmi), || engine(DEFAULT_ENGINE)),
+                None => Engines::two(|| engine(PLAN_ENGINE), || engine(DEFAULT_ENGINE)),
             },
             facts,
             tile_bytes: TILE_BYTES,
@@ -142,8 +145,12 @@ impl Session {
             "program": concat!("weightmill ", env!("CARGO_PKG_VERSION")),
             "engine": DEFAULT_ENGINE.as_str(),
             "engine_version": engine(DEFAULT_ENGINE)?.version(),
-            "target": format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
+            // The default engine compiles for the machine that it runs on.
+            "target": host_triple(),
+            "plan_engine": PLAN_ENGINE.as_str(),
+            "plan_engine_version": engine(PLAN_ENGINE)?.version(),
             "host": rustix::system::uname().nodename().to_string_lossy(),
+            "host_triple": host_triple(),
             "built_at_unix_s": seconds,
             "recipe": self.recipe.name(),
             "model": model_name(self.checkpoint.path()),
@@ -151,6 +158,17 @@ impl Session {
             "tp_rank": self.tp.rank,
         }))
     }
+}
+
+/// The machine, as compilers name it.
+fn host_triple() -> String {
+    let system = match (std::env::consts::OS, cfg!(target_env = "musl")) {
+        ("linux", true) => "unknown-linux-musl",
+        ("linux", false) => "unknown-linux-gnu",
+        ("macos", _) => "apple-darwin",
+        (other, _) => other,
+    };
+    format!("{}-{system}", std::env::consts::ARCH)
 }
 
 fn model_name(path: &Path) -> String {

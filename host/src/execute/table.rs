@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::arrange::ShardPlan;
 use super::lanes;
 use super::produce::{Sink, Workshop};
+use crate::checkpoint::{Checkpoint, SourceDigests};
 use crate::digest::{ContentDigest, LeafHasher, TensorDigest, content_digest};
 use crate::error::Result;
 use crate::store::document::EntryDocument;
@@ -29,6 +30,14 @@ impl DigestTable {
                 self.0.insert(alias.clone(), row);
             }
         }
+    }
+
+    /// The table of a checkpoint, from its tensors' digests.
+    pub fn of_checkpoint(checkpoint: &Checkpoint, digests: &SourceDigests) -> Self {
+        let rows = checkpoint.tensors().iter();
+        let rows = rows
+            .filter_map(|(name, source)| Some((name.clone(), (source.tensor.clone(), *digests.by_name.get(name)?))));
+        DigestTable(rows.collect())
     }
 
     /// The table of an entry.

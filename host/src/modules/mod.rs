@@ -51,6 +51,29 @@ impl Library {
         Ok(module)
     }
 
+    /// The module with a digest, wherever it is: among those that were loaded,
+    /// shipped, or in the store. `None` if it is not at hand.
+    ///
+    /// # Errors
+    /// What reading the store says.
+    pub fn by_digest(&self, digest: &ModuleDigest) -> Result<Option<Arc<Module>>> {
+        let parsed = self.parsed.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = parsed.values().find(|module| module.digest() == *digest) {
+            return Ok(Some(module.clone()));
+        }
+        drop(parsed);
+        let bytes = match (SHIPPED.iter().find(|s| ModuleDigest::of(s.bytes) == *digest), &self.store) {
+            (Some(shipped), _) => Some(shipped.bytes.to_vec()),
+            (None, Some(store)) => store.module(digest, &crate::progress::Silent)?,
+            (None, None) => None,
+        };
+        let Some(bytes) = bytes else { return Ok(None) };
+        let module = Arc::new(Module::parse(bytes)?);
+        let id = format!("{:?}", ModuleRef::Stored(*digest));
+        self.parsed.lock().unwrap_or_else(PoisonError::into_inner).insert(id, module.clone());
+        Ok(Some(module))
+    }
+
     fn shipped(&self, name: &str) -> Result<Module> {
         let Some(shipped) = SHIPPED.iter().find(|s| s.name == name) else {
             let near = nearest(name, SHIPPED.iter().map(|s| s.name));

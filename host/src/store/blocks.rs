@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::document::{EntryDocument, ShardRecord};
+use super::provenance::BuiltWith;
 use super::records::Kind;
 use super::shard::ShardLayout;
 use super::structure::{Row, shard_layout};
@@ -23,6 +24,9 @@ pub struct StoredBlock {
     pub key: BlockKey,
     /// Its shards, in stream order.
     pub shards: Vec<StoredShard>,
+    /// The engines that had a part in it; `None` if that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engines: Option<Vec<BuiltWith>>,
 }
 
 /// A shard of a known block.
@@ -87,9 +91,15 @@ impl Inner {
         self.storage.metadata(&path).is_ok_and(|m| m.len() == size_bytes && self.trust.check(&path, &m).is_ok())
     }
 
-    /// Writes the records of an entry's blocks.
-    pub(crate) fn put_blocks(&self, document: &EntryDocument) -> Result<()> {
-        for block in blocks_of(document) {
+    /// Writes the records of an entry's blocks, each with the engines that
+    /// had a part in it.
+    pub(crate) fn put_blocks(
+        &self,
+        document: &EntryDocument,
+        engines: impl Fn(&BlockKey) -> Option<Vec<BuiltWith>>,
+    ) -> Result<()> {
+        for mut block in blocks_of(document) {
+            block.engines = engines(&block.key);
             self.write_record(&self.paths.block(&block.key), Kind::Block, &block)?;
         }
         Ok(())
@@ -123,5 +133,5 @@ fn blocks_of(document: &EntryDocument) -> Vec<StoredBlock> {
         }
     }
     let of_block = |indices: &[u32]| indices.iter().filter_map(|i| shards.get(*i as usize).cloned()).collect();
-    document.blocks.iter().map(|b| StoredBlock { key: b.action, shards: of_block(&b.shards) }).collect()
+    document.blocks.iter().map(|b| StoredBlock { key: b.action, shards: of_block(&b.shards), engines: None }).collect()
 }

@@ -10,7 +10,7 @@
 //!   facts/<hash>            what plans said                    (weak)
 //!   sources/<hash>          tensor digests of checkpoint files (weak)
 //!   modules/<digest>        modules that were put here, which gc keeps
-//!   provenance/<key>/       who built an entry, never hashed
+//!   provenance/<key>/       who built an entry, and from what names; never hashed
 //!   state/first/<hex>       blobs verified since this boot     (weak)
 //!   state/leased/<key>      its time is when the entry was last leased
 //!   locks/                  lock files, never removed
@@ -53,6 +53,7 @@ mod lease;
 mod locks;
 mod modules;
 mod paths;
+mod provenance;
 mod publication;
 mod quarantine;
 mod records;
@@ -83,6 +84,7 @@ pub use catalog::EntryInfo;
 pub use doctor::Finding;
 pub use gc::{GcPolicy, GcReport};
 pub use lease::Lease;
+pub use provenance::{BuiltWith, Engines, engines};
 pub use publication::{Claim, Publication};
 pub use publish::Published;
 pub use quarantine::Quarantined;

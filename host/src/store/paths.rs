@@ -118,6 +118,10 @@ impl Paths {
         self.provenances().join(key.to_string())
     }
 
+    pub(crate) fn lineage(&self, key: &ActionKey, digest: &BlobDigest) -> PathBuf {
+        self.provenance(key).join(format!("{digest}{LINEAGE_SUFFIX}"))
+    }
+
     pub(crate) fn firsts(&self) -> PathBuf {
         self.root.join("state/first")
     }
@@ -166,6 +170,9 @@ impl Paths {
         self.root.join("quarantine")
     }
 }
+
+/// What the names of lineage files end in.
+pub(crate) const LINEAGE_SUFFIX: &str = ".lineage.json";
 
 /// What a file is named by, if its name is a digest.
 pub(crate) fn named_by<D: FromStr>(name: &OsStr) -> Option<D> {

@@ -17,12 +17,13 @@ use super::blobs::OpenShard;
 use super::blocks::{StoredBlock, StoredTensor};
 use super::locks::{Lock, lock};
 use super::paths::key_of_work;
+use super::provenance::BuiltWith;
 use super::shard::ShardLayout;
 use super::storage::{Sharing, failed, write_full};
 use super::verify::Verify;
 use super::writer::{BLOB_MODE, FinishedShard, ShardWriter};
 use super::{Inner, Store};
-use crate::digest::{ActionKey, BlobDigest};
+use crate::digest::{ActionKey, BlobDigest, BlockKey};
 use crate::error::{Code, Error, Result};
 use crate::progress::Progress;
 
@@ -43,6 +44,8 @@ pub struct Publication {
     pub(crate) action: Vec<u8>,
     /// Shards that are taken from the store, by their digest: open, verified.
     pub(crate) reused: Mutex<BTreeMap<BlobDigest, (OpenShard, Vec<StoredTensor>)>>,
+    /// The blocks that they are of, and the engines that made them.
+    pub(crate) reused_blocks: Mutex<BTreeMap<BlockKey, Option<Vec<BuiltWith>>>>,
 }
 
 /// A folder under `tmp/`, with the locks that make it this process's.
@@ -96,6 +99,7 @@ impl Store {
             key: *key,
             action: action.to_vec(),
             reused: Mutex::default(),
+            reused_blocks: Mutex::default(),
         }))
     }
 }
@@ -207,6 +211,8 @@ impl Publication {
                 for (shard, stored) in shards.into_iter().zip(&block.shards) {
                     reused.insert(shard.record.digest, (shard, stored.tensors.clone()));
                 }
+                let mut blocks = self.reused_blocks.lock().unwrap_or_else(PoisonError::into_inner);
+                blocks.insert(block.key, block.engines.clone());
                 Ok(true)
             }
             Ok(None) => Ok(false),

@@ -54,6 +54,7 @@ use std::sync::PoisonError;
 use super::blobs::OpenShard;
 use super::document::{EntryDocument, ShardRecord};
 use super::lease::EntryRecord;
+use super::provenance;
 use super::publication::{Finished, Publication};
 use super::storage::{failed, write_full};
 use super::structure::malformed;
@@ -97,8 +98,11 @@ type Rows<'a> = Vec<(&'a TensorName, TensorDigest, u64)>;
 
 impl Publication {
     /// Publishes the entry that `document` describes, of shards that were
-    /// finished and blocks that were reused here. `provenance` says who built it
-    /// and how; it is kept beside and never hashed.
+    /// finished and blocks that were reused here. `built_by` says who built it
+    /// and how; it is kept beside and never hashed. Its member `lineage`, which
+    /// may be long, becomes a file of its own, of which it keeps the digest;
+    /// and if it says `engine` and `engine_version`, a member `engines` is added
+    /// for these and for what made the reused blocks.
     ///
     /// # Errors
     /// `identity_collision` if the key has an entry of other content, which
@@ -107,7 +111,7 @@ impl Publication {
     pub fn commit(
         self,
         document: EntryDocument,
-        provenance: &serde_json::Value,
+        built_by: &serde_json::Value,
         pool: &rayon::ThreadPool,
         progress: &dyn Progress,
     ) -> Result<Published> {
@@ -135,7 +139,9 @@ impl Publication {
 
         // Step 5.
         inner.replace(&inner.paths.action(&self.key), &self.action, 0o644, Durability::Synced)?;
-        inner.put_provenance(&self.key, provenance)?;
+        let own = provenance::own(built_by);
+        let reused = std::mem::take(&mut *self.reused_blocks.lock().unwrap_or_else(PoisonError::into_inner));
+        inner.put_provenance(&self.key, provenance::with_all_engines(built_by, own.as_deref(), reused.values()))?;
 
         // Step 6.
         self.work.remove()?;
@@ -144,7 +150,7 @@ impl Publication {
         inner.put_entry(&self.key, &record)?;
 
         // Step 10. Without them the blocks are computed again.
-        let _ = inner.put_blocks(&document);
+        let _ = inner.put_blocks(&document, |block| reused.get(block).cloned().unwrap_or_else(|| own.clone()));
         Ok(published)
     }
 
@@ -282,13 +288,19 @@ impl Inner {
         })
     }
 
-    fn put_provenance(&self, key: &ActionKey, provenance: &serde_json::Value) -> Result<()> {
+    fn put_provenance(&self, key: &ActionKey, mut provenance: serde_json::Value) -> Result<()> {
         let dir = self.paths.provenance(key);
         match self.storage.create_dir(&dir) {
             Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(failed("create the folder", &dir, &e)),
             _ => self.sync_dir(&self.paths.provenances())?,
         }
-        let bytes = serde_json::to_vec_pretty(provenance).map_err(|e| Error::io("writing the provenance", e))?;
+        if let Some(lineage) = provenance.get_mut("lineage").filter(|lineage| lineage.is_object()) {
+            let bytes = serde_json::to_vec(lineage).map_err(|e| Error::io("writing the lineage", e))?;
+            let digest = BlobDigest::of(&bytes);
+            self.replace(&self.paths.lineage(key, &digest), &bytes, 0o644, Durability::Synced)?;
+            *lineage = digest.to_string().into();
+        }
+        let bytes = serde_json::to_vec_pretty(&provenance).map_err(|e| Error::io("writing the provenance", e))?;
         let name = format!("{}.json", BlobDigest::of(&bytes));
         self.replace(&dir.join(name), &bytes, 0o644, Durability::Synced)
     }

@@ -13,12 +13,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::Inner;
-use super::storage::{failed, read_whole};
+use super::storage::read_whole;
 use crate::digest::{RecordDigest, sha256};
-use crate::error::{Code, Error, Result};
+use crate::error::{Error, Result};
 
 /// The longest record that is read.
-const RECORD_LIMIT_BYTES: u64 = 1 << 28;
+pub(crate) const RECORD_LIMIT_BYTES: u64 = 1 << 28;
 
 /// What a record is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,27 +97,6 @@ impl super::Store {
     /// serve to be faster the next time.
     pub fn put_facts(&self, digest: &RecordDigest, facts: &serde_json::Value) -> Result<()> {
         self.0.write_record(&self.0.paths.facts(digest), Kind::Facts, facts)
-    }
-
-    /// What is known about how an entry came to be: one document for each
-    /// build, in no particular order.
-    ///
-    /// # Errors
-    /// `io_error`.
-    pub fn provenance(&self, key: &crate::digest::ActionKey) -> Result<Vec<serde_json::Value>> {
-        let dir = self.0.paths.provenance(key);
-        let mut found = Vec::new();
-        for name in self.0.names(&dir)? {
-            let path = dir.join(&name);
-            let read = |file| read_whole(&*self.0.storage, &file, RECORD_LIMIT_BYTES);
-            let bytes = self.0.storage.open_read(&path).and_then(read).map_err(|e| failed("read", &path, &e))?;
-            let document = bytes.as_deref().and_then(|bytes| serde_json::from_slice(bytes).ok());
-            found.push(document.ok_or_else(|| {
-                Error::new(Code::IoError, format!("{} is no JSON document", path.display()))
-                    .hint("delete it: nothing depends on it")
-            })?);
-        }
-        Ok(found)
     }
 }
 

@@ -1,5 +1,6 @@
 //! `weightmill store`.
 
+mod built_by;
 mod doctor;
 mod export;
 mod gc;
@@ -22,7 +23,7 @@ use crate::store::EntryInfo;
 #[derive(Subcommand)]
 pub(super) enum StoreCommand {
     /// Entries: size, what is shared, last use, model, tensor parallel rank
-    Ls,
+    Ls(list::Args),
     /// An entry: blocks, shards, tensors, who built it
     #[command(after_help = "Examples:\n  weightmill store show 9f3c1d2a\n  weightmill store show 9f3c1d2a --json")]
     Show {
@@ -44,7 +45,7 @@ pub(super) enum StoreCommand {
 
 pub(super) fn run(global: &Global, command: &StoreCommand) -> Result<ExitCode> {
     match command {
-        StoreCommand::Ls => list::run(global),
+        StoreCommand::Ls(args) => list::run(global, args),
         StoreCommand::Show { key } => show::show(global, key),
         StoreCommand::Path { key } => show::path(global, key.as_deref()),
         StoreCommand::Gc(args) => gc::run(global, args),

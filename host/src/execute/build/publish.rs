@@ -9,6 +9,7 @@ use crate::execute::lanes;
 use crate::execute::outline::Outline;
 use crate::execute::produce::{Sink, Workshop, interrupted};
 use crate::execute::spill::SpillRoom;
+use crate::lineage;
 use crate::plan::action::Action;
 use crate::store::document::{AliasRecord, BlockRecord, EntryDocument, SCHEMA, ShardRecord, TensorRecord};
 use crate::store::{FinishedShard, Publication, ShardWriter, Store, StoredBlock};
@@ -57,6 +58,7 @@ pub(super) fn publish(
     if let Some(fields) = provenance.as_object_mut() {
         fields.insert("fuel".into(), done.fuel.into());
         fields.insert("blocks_reused".into(), done.blocks_reused.into());
+        fields.insert("lineage".into(), lineage::record(&outline.resolution, action, &outline.modules)?);
     }
     let published =
         done.timed("publish", |_| publication.commit(document, &provenance, options.pool, options.progress))?;
