@@ -15,8 +15,8 @@ use crate::execute::build::{self, BuildOptions, Built, Entry};
 use crate::execute::{Graph, SpillRoom, Workshop, arrange};
 use crate::load::{blocks_of_entry, blocks_of_graph};
 use crate::offload::{
-    BlockSpec, CudaDevice, Device, HostDevice, NodeLock, PassReport, Probe, ProbeFolder, ProbeRecords, RegisterWhen,
-    Registration, StreamOptions, StreamReport, Streamer,
+    BlockSpec, CudaDevice, Device, HostDevice, NodeLock, PassReport, Probe, ProbeFolder, ProbeRecords, Registration,
+    StreamOptions, StreamReport, Streamer,
 };
 use crate::progress::Progress;
 use crate::store;
@@ -212,11 +212,8 @@ fn stream<D: Device>(
             RegistrationArg::Auto => Registration::Auto,
             RegistrationArg::Require => Registration::Require,
         },
-        // A single pass need not wait until everything is registered.
-        register_when: match args.registration {
-            RegistrationArg::Auto if args.passes == 1 => RegisterWhen::AsNeeded,
-            _ => RegisterWhen::AtOpen,
-        },
+        // The host device registers at once.
+        single_pass: args.passes == 1 && device.info().probe_registration,
         pin_limit_bytes: args.pin_limit,
         probe: Some(Probe::with_this_program(
             root.map(|root| Arc::new(ProbeFolder(root.join("state"))) as Arc<dyn ProbeRecords>),

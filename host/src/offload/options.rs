@@ -81,6 +81,9 @@ pub struct StreamOptions {
     pub only: Option<Rung>,
     /// When files are registered.
     pub register_when: RegisterWhen,
+    /// Whether every block is copied only once, as it is when all are
+    /// resident: registering files first may then not pay.
+    pub single_pass: bool,
     /// At most so many bytes of files are registered; `Some(0)` registers none.
     /// Staging buffers do not count.
     pub pin_limit_bytes: Option<u64>,
@@ -126,6 +129,7 @@ impl Default for StreamOptions {
             registration: Registration::Auto,
             only: None,
             register_when: RegisterWhen::AtOpen,
+            single_pass: false,
             pin_limit_bytes: None,
             registration_bytes: 1 << 30,
             registration_timeout: Duration::from_secs(60),

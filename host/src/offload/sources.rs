@@ -151,7 +151,7 @@ impl<D: Device> Sources<D> {
 fn copies_once(blocks: &[Block], options: &StreamOptions, budget: &PinBudget) -> bool {
     options.registration == Registration::Auto
         && options.only.is_none()
-        && options.resident >= blocks.len()
+        && (options.single_pass || options.resident >= blocks.len())
         && options.staging_threads() >= STAGING_WINS_THREADS
         && budget.staging_bytes(options.staging_bytes) >= options.staging_bytes.max(1)
 }

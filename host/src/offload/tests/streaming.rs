@@ -294,6 +294,14 @@ fn with_many_threads_a_single_pass_is_staged() {
     assert_eq!(rung(StreamOptions { threads: 7, ..many.clone() }), Rung::A);
     assert_eq!(rung(StreamOptions { registration: Registration::Require, ..many.clone() }), Rung::A);
     assert_eq!(rung(StreamOptions { pin_limit_bytes: Some(10), ..many }), Rung::C);
+
+    let rotating = |single_pass| {
+        let options = StreamOptions { threads: 8, single_pass, ..small() };
+        let mut streamer = Streamer::open(Arc::new(HostDevice::default()), model.blocks(), options).unwrap();
+        streamer.pass(|_| Ok(())).unwrap();
+        streamer.report().rung
+    };
+    assert_eq!((rotating(true), rotating(false)), (Rung::C, Rung::A));
 }
 
 #[test]
