@@ -180,6 +180,7 @@ fn a_rebuild_compares_every_tensor_or_a_sample() {
     let sample = world.rebuild(&key, &world.checkpoint, &[&rank[..], &["--sample", "5%"]].concat()).ok();
     assert_eq!(texts(&sample["rebuild"]["blocks"]).len(), 1, "at least one block");
     assert_eq!(sample["rebuild"]["content_digest"], Value::Null);
+    assert_eq!(sample["rebuild"]["engine"], "wasmi", "a sample is checked by another engine than the builder's");
 
     let other_rank = world.rebuild(&key, &world.checkpoint, &["--tp-size", "2"]);
     assert_eq!((other_rank.status, other_rank.code()), (1, "source_unavailable"));

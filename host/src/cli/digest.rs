@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use super::args::{Global, RecipeArgs, TpArgs, WorkArgs};
+use super::made::Made;
 use super::output;
 use super::progress::Bar;
 use super::session::{self, Session};
 use crate::checkpoint::{Checkpoint, DigestCache, NoCache, source_digests};
 use crate::error::{Code, Error, Result};
-use crate::execute::{DigestTable, Graph, SpillRoom, Workshop, arrange, hash_all};
-use crate::progress::Progress;
+use crate::execute::DigestTable;
 use crate::sandbox::EngineName;
 use crate::store::Verify;
 
@@ -104,20 +104,7 @@ fn of_recipe(
     if let Some(tile_bytes) = args.tile_bytes {
         session.tile_bytes = tile_bytes;
     }
-    let outline = session.outline()?;
-    let steps = outline.steps()?;
-    let graph = Graph::new(outline.checkpoint().clone(), steps);
-    let shards = arrange(&graph, &outline.resolution)?;
-    let pool = session::pool(args.work.jobs)?;
-    let room = SpillRoom::memory_only(session::memory_budget(&args.work));
-    let bar = Bar::new();
-    let lanes = pool.current_num_threads();
-    let workshop = Workshop::new(&graph, &pool, lanes, &room, &bar);
-    bar.stage("transform", shards.iter().flat_map(|s| &s.tensors).map(|w| w.tensor.len_bytes()).sum());
-    let mut table = hash_all(&workshop, &shards, lanes)?;
-    outline.checkpoint().files().iter().try_for_each(|file| file.check_unchanged())?;
-    table.add_aliases(&outline.resolution.aliases);
-    Ok(table)
+    Made::plan(&session, args.work.jobs, session::memory_budget(&args.work))?.table(&Bar::new())
 }
 
 /// The stable document.

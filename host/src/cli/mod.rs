@@ -10,6 +10,7 @@ mod diff;
 mod digest;
 mod explain;
 mod load;
+mod made;
 mod module;
 mod output;
 mod plan;

@@ -20,6 +20,9 @@ mod record;
 mod sources;
 mod trace;
 
+#[cfg(test)]
+mod tests;
+
 pub use explanation::{Explanation, How, InputUse, Link, OutputUse, SourceUse, StepUse};
 pub use ranges::Ranges;
 pub use record::{Lineage, OriginRecord, record};

@@ -58,6 +58,15 @@ fn the_first_differing_element_is_shown_with_both_values() {
     let table_b = save(&setting, "other.json", &["--checkpoint", &other]);
     let words = [&[table.as_str(), &table_b], &checkpoints[..]].concat();
     expect(&diff(&setting, &words), "4.625", "0x40940000", "-1.5", "0xbfc00000", 2);
+    // Made again, by an engine that is named.
+    let recipe = setting.recipe().to_str().unwrap().to_string();
+    let made = ["--b-recipe", &recipe, "--b-checkpoint", &other, "--b-engine", "wasmi"];
+    expect(&diff(&setting, &[&["--a-entry", a.as_str()], &made[..]].concat()), "4.625", "0x4094", "-1.5", "0xbfc0", 1);
+    let words = [&[tables[0].as_str(), &tables[1]], &made[..]].concat();
+    expect(&diff(&setting, &words), "4.625", "0x4094", "-1.5", "0xbfc0", 1);
+    assert_eq!(diff(&setting, &[&["--a-entry", b.as_str()], &made[..]].concat()).ok()["equal"], true);
+    let poor = [&["--a-entry", a.as_str()], &made[..], &["--memory-budget", "100"]].concat();
+    assert_eq!(diff(&setting, &poor).code(), "insufficient_memory");
     let none = diff(&setting, &["--a-entry", &a, "--b-entry", &b, "--values", "0"]);
     assert_eq!(only(&none)["elements"], Value::Null);
 

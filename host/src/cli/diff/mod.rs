@@ -9,14 +9,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use elements::Differing;
-use side::Side;
+use side::{Named, Side};
 
-use super::args::Global;
+use super::args::{Global, TpArgs, WorkArgs};
+use super::digest::engine_name;
 use super::output::{self, Style};
 use super::progress::Bar;
 use crate::digest::TensorDigest;
 use crate::error::{Code, Error, Result};
 use crate::progress::Progress;
+use crate::sandbox::EngineName;
 use crate::tensor::{TensorName, TensorType};
 
 const EXAMPLES: &str = "Examples:
@@ -25,10 +27,11 @@ const EXAMPLES: &str = "Examples:
   weightmill diff a.json b.json
   weightmill diff --a-entry 9f3c1d2a --b-checkpoint exported/
   weightmill diff a.json --b-entry 07aa41c5 --json
+  weightmill diff --a-entry 9f3c1d2a --b-recipe R --b-checkpoint C --b-engine wasmi
 
 Where both sides' bytes are at hand, the first differing element is shown with both values. They are
-at hand if an entry of the store has the table's content, or if --a-entry, --a-checkpoint, --b-entry
-or --b-checkpoint says where they are; a side that is named so needs no table.
+at hand if an entry of the store has the table's content, or if options say where they are: an entry,
+a checkpoint, or a recipe that is run over a checkpoint. A side that is named so needs no table.
 
 Exits 0 when equal, 1 when not.";
 
@@ -46,18 +49,34 @@ pub(super) struct Args {
     /// The entry of the store that a is: its key, or the beginning of it
     #[arg(long, value_name = "KEY", conflicts_with = "a_checkpoint")]
     a_entry: Option<String>,
-    /// The checkpoint that a is
+    /// The checkpoint that a is, or with --a-recipe is made from
     #[arg(long, value_name = "PATH")]
     a_checkpoint: Option<PathBuf>,
+    /// The recipe that makes a
+    #[arg(long, value_name = "FILE", requires = "a_checkpoint")]
+    a_recipe: Option<PathBuf>,
+    /// The engine that makes a: wasmtime, wasmi or pulley
+    #[arg(long, value_name = "ENGINE", value_parser = engine_name, requires = "a_recipe")]
+    a_engine: Option<EngineName>,
     /// The entry of the store that b is
     #[arg(long, value_name = "KEY", conflicts_with = "b_checkpoint")]
     b_entry: Option<String>,
-    /// The checkpoint that b is
+    /// The checkpoint that b is, or with --b-recipe is made from
     #[arg(long, value_name = "PATH")]
     b_checkpoint: Option<PathBuf>,
+    /// The recipe that makes b
+    #[arg(long, value_name = "FILE", requires = "b_checkpoint")]
+    b_recipe: Option<PathBuf>,
+    /// The engine that makes b: wasmtime, wasmi or pulley
+    #[arg(long, value_name = "ENGINE", value_parser = engine_name, requires = "b_recipe")]
+    b_engine: Option<EngineName>,
+    #[command(flatten)]
+    tp: TpArgs,
     /// Look into the bytes of at most so many differing tensors
     #[arg(long, value_name = "N", default_value_t = 20)]
     values: usize,
+    #[command(flatten)]
+    work: WorkArgs,
 }
 
 /// A tensor that is not the same on both sides.
@@ -103,7 +122,8 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
         bar.stage("comparing", 2 * of_bytes().filter_map(|d| d.a).map(|(tensor, _)| tensor.len_bytes()).sum::<u64>());
         for difference in differences.iter_mut().filter(|d| d.what == What::Bytes).take(args.values) {
             let (Some(row_a), Some(row_b)) = (difference.a, difference.b) else { continue };
-            let (a, b) = (from_a.open(difference.tensor, row_a)?, from_b.open(difference.tensor, row_b)?);
+            let a = from_a.open(difference.tensor, row_a, &bar).map_err(|e| e.context("a"))?;
+            let b = from_b.open(difference.tensor, row_b, &bar).map_err(|e| e.context("b"))?;
             difference.elements = Some(elements::compare(&row_a.0, a, b, &bar)?);
         }
     }
@@ -139,10 +159,13 @@ fn sides(global: &Global, args: &Args, bar: &Bar) -> Result<(Side, Side)> {
             ));
         }
     };
-    let a = Side::open(global, table_a, args.a_entry.as_deref(), args.a_checkpoint.as_deref(), bar);
-    let a = a.map_err(|e| e.context("a"))?;
-    let b = Side::open(global, table_b, args.b_entry.as_deref(), args.b_checkpoint.as_deref(), bar);
-    Ok((a, b.map_err(|e| e.context("b"))?))
+    let named =
+        |entry, checkpoint, recipe, engine| Named { entry, checkpoint, recipe, engine, tp: args.tp, work: &args.work };
+    let of_a = named(args.a_entry.as_deref(), args.a_checkpoint.as_deref(), args.a_recipe.as_deref(), args.a_engine);
+    let of_b = named(args.b_entry.as_deref(), args.b_checkpoint.as_deref(), args.b_recipe.as_deref(), args.b_engine);
+    let a = Side::open(global, table_a, &of_a, bar).map_err(|e| e.context("a"))?;
+    let b = Side::open(global, table_b, &of_b, bar).map_err(|e| e.context("b"))?;
+    Ok((a, b))
 }
 
 fn difference<'a>(tensor: &'a TensorName, a: Option<&'a Row>, b: Option<&'a Row>) -> Option<Difference<'a>> {

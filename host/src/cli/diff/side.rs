@@ -10,12 +10,14 @@ use serde::Deserialize;
 
 use super::Row;
 use crate::checkpoint::{Checkpoint, DigestCache, NoCache, source_digests};
-use crate::cli::args::Global;
+use crate::cli::args::{Global, RecipeArgs, TpArgs, WorkArgs};
+use crate::cli::made::Made;
 use crate::cli::progress::Bar;
-use crate::cli::session;
+use crate::cli::session::{self, Session};
 use crate::digest::{ContentDigest, LeafHasher, TensorDigest};
 use crate::error::{Code, Error, Result};
 use crate::execute::DigestTable;
+use crate::sandbox::EngineName;
 use crate::store::{Lease, Verify};
 use crate::tensor::{Dtype, TensorName, TensorType};
 
@@ -29,6 +31,18 @@ pub(super) struct Side {
 pub(super) enum Bytes {
     Entry(Lease),
     Checkpoint(Checkpoint),
+    /// Made when they are asked for.
+    Made(Box<Made>),
+}
+
+/// Where the arguments say that a side's bytes are.
+pub(super) struct Named<'a> {
+    pub(super) entry: Option<&'a str>,
+    pub(super) checkpoint: Option<&'a Path>,
+    pub(super) recipe: Option<&'a Path>,
+    pub(super) engine: Option<EngineName>,
+    pub(super) tp: TpArgs,
+    pub(super) work: &'a WorkArgs,
 }
 
 /// A tensor's bytes, read from the beginning to the end.
@@ -43,26 +57,24 @@ pub(super) struct Reader<'a> {
 enum Place<'a> {
     Shard { file: Arc<File>, path: PathBuf, offset: u64 },
     Source { checkpoint: &'a Checkpoint, file: usize, offset: u64 },
+    Memory(Vec<u8>),
 }
 
 impl Side {
-    /// A side from a table, an entry or a checkpoint: at least one of these.
-    pub(super) fn open(
-        global: &Global,
-        table: Option<&PathBuf>,
-        entry: Option<&str>,
-        checkpoint: Option<&Path>,
-        bar: &Bar,
-    ) -> Result<Self> {
+    /// A side from a table, or what is named: at least one of these.
+    pub(super) fn open(global: &Global, table: Option<&PathBuf>, named: &Named<'_>, bar: &Bar) -> Result<Self> {
         let table = table.map(|path| load(path)).transpose()?;
-        let bytes = match (entry, checkpoint, &table) {
+        let bytes = match (named.entry, named.checkpoint, &table) {
             (Some(entry), ..) => {
                 let store = session::wanted_store(global)?;
                 let key = session::find_key(&store, entry)?;
                 let lease = store.lease(&key, Verify::Never, &session::pool(None)?, bar)?;
                 Some(Bytes::Entry(lease.ok_or_else(|| crate::cli::store::missing(&key))?))
             }
-            (None, Some(path), _) => Some(Bytes::Checkpoint(Checkpoint::open(path)?)),
+            (None, Some(checkpoint), _) => Some(match named.recipe {
+                Some(recipe) => Bytes::Made(Box::new(make(global, recipe, checkpoint, named)?)),
+                None => Bytes::Checkpoint(Checkpoint::open(checkpoint)?),
+            }),
             (None, None, Some(table)) => entry_of_content(global, &table.content_digest(), bar)?.map(Bytes::Entry),
             (None, None, None) => None,
         };
@@ -73,6 +85,13 @@ impl Side {
         };
         Ok(Side { table, bytes })
     }
+}
+
+fn make(global: &Global, recipe: &Path, checkpoint: &Path, named: &Named<'_>) -> Result<Made> {
+    let args = RecipeArgs { recipe: recipe.to_path_buf(), checkpoint: checkpoint.to_path_buf(), tp: named.tp };
+    // Modules that were pulled are in the store; entries are not looked at.
+    let session = Session::open(&args, session::existing_store(global)?.as_ref(), named.engine)?;
+    Made::plan(&session, named.work.jobs, session::memory_budget(named.work))
 }
 
 /// An entry that has the content, if the store has one.
@@ -121,6 +140,7 @@ impl Bytes {
     fn table(&self, global: &Global, bar: &Bar) -> Result<DigestTable> {
         match self {
             Bytes::Entry(lease) => Ok(DigestTable::of_document(lease.document())),
+            Bytes::Made(made) => made.table(bar),
             Bytes::Checkpoint(checkpoint) => {
                 let store = session::existing_store(global)?;
                 let cache: &dyn DigestCache = store.as_ref().map_or(&NoCache, |store| store);
@@ -134,7 +154,7 @@ impl Bytes {
     ///
     /// # Errors
     /// `source_unavailable` if it is not there, or something else is.
-    pub(super) fn open<'a>(&'a self, name: &'a TensorName, row: &Row) -> Result<Reader<'a>> {
+    pub(super) fn open<'a>(&'a self, name: &'a TensorName, row: &Row, bar: &Bar) -> Result<Reader<'a>> {
         let found = match self {
             Bytes::Entry(lease) => {
                 let document = lease.document();
@@ -145,6 +165,14 @@ impl Bytes {
                     (TensorType::new(t.dtype, t.shape.clone()), Place::Shard { file, path, offset: t.offset })
                 })
             }
+            Bytes::Made(made) => match made.find(name) {
+                Some(wanted) if wanted.tensor == row.0 => {
+                    Some((Some(wanted.tensor.clone()), Place::Memory(made.bytes(wanted, bar)?)))
+                }
+                // Its bytes would be of no use.
+                Some(wanted) => Some((Some(wanted.tensor.clone()), Place::Memory(Vec::new()))),
+                None => None,
+            },
             Bytes::Checkpoint(checkpoint) => checkpoint
                 .tensors()
                 .get(name)
@@ -175,6 +203,8 @@ impl Reader<'_> {
             Place::Source { checkpoint, file, offset } => {
                 checkpoint.files()[*file].read_exact_at(buffer, offset + self.at)?;
             }
+            // In range: nobody reads more than a tensor has.
+            Place::Memory(bytes) => buffer.copy_from_slice(&bytes[self.at as usize..][..buffer.len()]),
         }
         self.at += buffer.len() as u64;
         self.hasher.update(buffer);

@@ -24,7 +24,7 @@ use crate::error::{Code, Error, Fault, Result};
 use crate::progress::Progress;
 use crate::sandbox::EngineName;
 use crate::store::document::EntryDocument;
-use crate::store::{Audit, EntryInfo, Root};
+use crate::store::{Audit, EntryInfo, Root, Store};
 use attested::{AttestationArgs, Attested};
 use rebuild::{How, Rebuilt, Share, Wanted, rebuild, share};
 
@@ -68,7 +68,8 @@ pub(super) struct Args {
     checkpoint: Option<PathBuf>,
     #[command(flatten)]
     tp: TpArgs,
-    /// The engine that runs the modules: wasmtime, wasmi or pulley
+    /// The engine that runs the modules: wasmtime, wasmi or pulley [default: wasmtime; with
+    /// --sample, one that did not build the entry]
     #[arg(long, value_name = "ENGINE", value_parser = super::digest::engine_name, requires = "rebuild")]
     engine: Option<EngineName>,
     /// Rebuild only so many of the blocks, chosen at random, at least one
@@ -110,7 +111,12 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
             let recipe = RecipeArgs { recipe: recipe.clone(), checkpoint: checkpoint.clone(), tp: args.tp };
             // A document that cannot be read is damage, so there is one here.
             let document = document_of(&entries, key)?;
-            Some(rebuild(&how(args, &pool, &bar), &recipe, Some(&store), Wanted::Entry(document))?)
+            Some(rebuild(
+                &how(args, engine_of(args, &store, key)?, &pool, &bar),
+                &recipe,
+                Some(&store),
+                Wanted::Entry(document),
+            )?)
         }
         _ => None,
     };
@@ -129,8 +135,19 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::from(Fault::exit_status(error.code().fault())))
 }
 
-fn how<'a>(args: &'a Args, pool: &'a rayon::ThreadPool, bar: &'a Bar) -> How<'a> {
-    How { engine: args.engine, sample: args.sample, work: &args.work, pool, bar }
+/// The engine of a rebuild: the one that is named; for a sample, which is
+/// small, one that did not build the entry; else the fastest.
+fn engine_of(args: &Args, store: &Store, key: &ActionKey) -> Result<EngineName> {
+    if args.engine.is_some() || args.sample.is_none() {
+        return Ok(args.engine.unwrap_or(session::DEFAULT_ENGINE));
+    }
+    let builds = store.provenance(key)?;
+    let by_wasmi = builds.iter().any(|built| built["engine"] == EngineName::Wasmi.as_str());
+    Ok(if by_wasmi { EngineName::Wasmtime } else { EngineName::Wasmi })
+}
+
+fn how<'a>(args: &'a Args, engine: EngineName, pool: &'a rayon::ThreadPool, bar: &'a Bar) -> How<'a> {
+    How { engine, sample: args.sample, work: &args.work, pool, bar }
 }
 
 /// Makes what an attestation is about from its sources, without an entry.
@@ -151,7 +168,12 @@ fn attested_rebuild(global: &Global, args: &Args, attested: &Attested) -> Result
     let (pool, bar) = (session::pool(args.work.jobs)?, Bar::new());
     let predicate = &attested.statement.predicate;
     let wanted = Wanted::Content(&predicate.key, &predicate.content_digest);
-    let rebuilt = rebuild(&how(args, &pool, &bar), &recipe, store.as_ref(), wanted)?;
+    let rebuilt = rebuild(
+        &how(args, args.engine.unwrap_or(session::DEFAULT_ENGINE), &pool, &bar),
+        &recipe,
+        store.as_ref(),
+        wanted,
+    )?;
     bar.clear();
     let wrong = match &rebuilt.content {
         Some((_, made)) => attested.statement.check_content(&predicate.key, made).err(),
@@ -228,7 +250,7 @@ fn wrong(audit: &Audit, key: Option<&ActionKey>, rebuilt: Option<&Rebuilt>) -> O
         (None, None) => return None,
     };
     Some(Error::new(Code::IdentityCollision, format!("rebuilding {key} with {} gives other bytes: {what}", rebuilt.engine.as_str()))
-        .hint("one of the two was computed wrongly, or the transform is not deterministic: compare with another --engine and on another machine; `weightmill store show` says who built the entry"))
+        .hint("one of the two was computed wrongly, or the transform is not deterministic: compare with another --engine and on another machine; `weightmill diff --a-entry … --b-recipe … --b-checkpoint …` shows the first differing element, `weightmill store show` who built the entry"))
 }
 
 fn document(

@@ -75,8 +75,8 @@ impl Wanted<'_> {
 
 /// How a rebuild is done.
 pub(super) struct How<'a> {
-    /// The engine that is named, if one is.
-    pub(super) engine: Option<EngineName>,
+    /// What runs the modules.
+    pub(super) engine: EngineName,
     /// The share of the blocks; all if there is none.
     pub(super) sample: Option<Share>,
     pub(super) work: &'a WorkArgs,
@@ -96,7 +96,7 @@ pub(super) fn rebuild(
     wanted: Wanted<'_>,
 ) -> Result<Rebuilt> {
     let (pool, bar) = (how.pool, how.bar);
-    let engine = how.engine.unwrap_or(EngineName::Wasmtime);
+    let engine = how.engine;
     let session = Session::open(recipe, store, Some(engine))?;
     let outline = session.outline()?;
     let cache: &dyn DigestCache = match store {
