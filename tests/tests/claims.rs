@@ -9,6 +9,8 @@ mod builders;
 mod differences;
 #[path = "claims/lineage.rs"]
 mod lineage;
+#[path = "claims/models.rs"]
+mod models;
 #[path = "claims/page.rs"]
 mod page;
 #[path = "claims/setting.rs"]

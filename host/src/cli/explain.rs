@@ -211,9 +211,12 @@ impl Shown<'_> {
             print_step(number, step, &names);
         }
         output::line("");
-        output::line(style.bold(&output::count(names.len(), "source tensor")));
+        let used = |source: &SourceUse| source.ranges.as_ref().is_none_or(|ranges| !ranges.is_empty());
+        let count = self.explanation.sources.iter().filter(|source| used(source)).count();
+        output::line(style.bold(&output::count(count, "source tensor")));
         let found = self.found.as_deref();
-        for (i, source) in self.explanation.sources.iter_mut().enumerate().take(SHOWN_TENSORS) {
+        let sources = self.explanation.sources.iter_mut().enumerate();
+        for (i, source) in sources.filter(|(_, source)| used(source)).take(SHOWN_TENSORS) {
             output::line(format!("  {}  {}  digest {}", names[i], source.tensor, source.digest.short()));
             let tensor = source.tensor.clone();
             output::line(format!("      {}", ranges_text(source.ranges.as_mut(), &tensor)));
@@ -223,7 +226,10 @@ impl Shown<'_> {
                 output::line(format!("      in {}: bytes {}", found.file.display(), listed(&in_file, 1)));
             }
         }
-        more(names.len(), SHOWN_TENSORS, "source tensor");
+        more(count, SHOWN_TENSORS, "source tensor");
+        if count < names.len() {
+            output::line(format!("  {} gave their dtype and shape, but no byte", names.len() - count));
+        }
         if !self.explanation.named && found.is_none() {
             output::line(
                 "the names of the sources were not recorded with this entry: --checkpoint finds them by content",

@@ -30,8 +30,9 @@ const EXAMPLES: &str = "Examples:
   weightmill diff --a-entry 9f3c1d2a --b-recipe R --b-checkpoint C --b-engine wasmi
 
 Where both sides' bytes are at hand, the first differing element is shown with both values. They are
-at hand if an entry of the store has the table's content, or if options say where they are: an entry,
-a checkpoint, or a recipe that is run over a checkpoint. A side that is named so needs no table.
+at hand if an entry of the store has the table's content, or if options say where they are: an
+entry, a checkpoint, or a recipe that is run over a checkpoint. A side that is named so needs no
+table.
 
 Exits 0 when equal, 1 when not.";
 

@@ -34,10 +34,11 @@ const EXAMPLES: &str = "Examples:
   weightmill verify --entry 9f3c1d2a --rebuild --recipe recipes/llama.toml --checkpoint llama-3-8b
   weightmill verify --entry 9f3c1d2a --rebuild --recipe R --checkpoint C --engine wasmi --sample 5%
   weightmill verify --attestation entry.dsse.json --trusted-key key.pub
-  weightmill verify --attestation entry.dsse.json --trusted-key key.pub --rebuild --recipe R --checkpoint C
+  weightmill verify --attestation e.json --trusted-key key.pub --rebuild --recipe R --checkpoint C
 
 A corrupt blob is named with the tensor and the bytes that differ, and moved into quarantine; the
-next build makes it again. With --attestation and --rebuild, but without --entry, no store is needed.
+next build makes it again. With --attestation and --rebuild, but without --entry, no store is
+needed.
 Exit status: 0 if everything is as it must be, 3 if not (corrupt_blob; identity_collision if a
 rebuild gives other bytes; digest_mismatch if an attestation says otherwise; entry_not_trusted if no
 trusted key signed it), 1 if the recipe and checkpoint are not what the entry was made from
