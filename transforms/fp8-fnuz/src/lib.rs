@@ -2,7 +2,7 @@
 #![cfg_attr(target_arch = "wasm32", no_std)]
 #![forbid(unsafe_code)]
 
-use weightmill_guest::kernels::fp8::{self, fnuz};
+use weightmill_guest::kernels::fp8::fnuz;
 use weightmill_guest::kernels::{Float, float_input, input_of};
 use weightmill_guest::prelude::*;
 use weightmill_guest::with_float;
@@ -36,26 +36,13 @@ impl Transform for Fp8Fnuz {
             return Ok(());
         }
         let (codes, first) = (tile.bytes(0), tile.offset());
-        let pieces = codes.chunks(PIECE).zip(tile.output_bytes().chunks_mut(PIECE));
-        for ((piece, to), first) in pieces.zip((first..).step_by(PIECE)) {
-            if let Some(at) = fp8::find_nan(piece) {
-                let index = first + at as u64;
-                return Err(DataError::at(
-                    "w",
-                    index,
-                    format!("NaN code {:#04X} at flat index {index} of w", piece[at]),
-                )
-                .hint("the checkpoint's FP8 weights are broken, or are not E4M3"));
-            }
-            fnuz::codes(piece, to);
-        }
-        Ok(())
+        fnuz::codes(codes, tile.output_bytes()).map_err(|at| {
+            let index = first + at as u64;
+            DataError::at("w", index, format!("NaN code {:#04X} at flat index {index} of w", codes[at]))
+                .hint("the checkpoint's FP8 weights are broken, or are not E4M3")
+        })
     }
 }
-
-/// Codes that are searched and then recoded while they are in the first-level
-/// cache.
-const PIECE: usize = 4096;
 
 fn double<F: Float>(tile: &mut Tile) {
     let scales = tile.input::<F::Element>(0);

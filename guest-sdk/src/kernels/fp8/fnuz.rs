@@ -6,13 +6,16 @@
 
 use super::super::lanes::*;
 use super::super::{Float, canonical};
+use super::{ABS, find_nan};
 
 /// The code of E4M3's -0, which is fnuz's NaN.
 const MINUS_ZERO: u8 = 0x80;
 
 /// Every code of `from` as the fnuz code of half its value: 0x80 becomes 0,
-/// all others stay. The codes have been found free of NaNs by
-/// [`find_nan`](super::find_nan).
+/// all others stay.
+///
+/// # Errors
+/// The index of the first NaN code; what `to` holds is then of no use.
 ///
 /// # Panics
 /// If the slices differ in length.
@@ -21,33 +24,48 @@ const MINUS_ZERO: u8 = 0x80;
 /// use weightmill_guest::kernels::fp8::fnuz;
 ///
 /// let mut to = [1; 3];
-/// fnuz::codes(&[0x80, 0x38, 0xfe], &mut to);
+/// fnuz::codes(&[0x80, 0x38, 0xfe], &mut to).unwrap();
 /// assert_eq!(to, [0, 0x38, 0xfe]);
+/// assert_eq!(fnuz::codes(&[0x80, 0x38, 0x7f], &mut to), Err(2));
 /// ```
-pub fn codes(from: &[u8], to: &mut [u8]) {
+pub fn codes(from: &[u8], to: &mut [u8]) -> Result<(), usize> {
     assert_eq!(from.len(), to.len(), "a code for every code");
     let done = if SIMD { codes_simd(from, to) } else { 0 };
-    for (to, &code) in to[done..].iter_mut().zip(&from[done..]) {
-        *to = if code == MINUS_ZERO { 0 } else { code };
+    let pieces = from[done..].chunks(PIECE).zip(to[done..].chunks_mut(PIECE));
+    for ((piece, to), first) in pieces.zip((done..).step_by(PIECE)) {
+        if let Some(at) = find_nan(piece) {
+            return Err(first + at);
+        }
+        for (to, &code) in to.iter_mut().zip(piece) {
+            *to = if code == MINUS_ZERO { 0 } else { code };
+        }
     }
+    Ok(())
 }
 
-/// Does whole groups of 64; answers how many codes that were.
+/// Codes that are looked at before it is asked whether there was a NaN.
+const PIECE: usize = 4096;
+
+/// Does whole pieces, up to one with a NaN; answers how many codes that were.
 fn codes_simd(from: &[u8], to: &mut [u8]) -> usize {
-    let (from, _) = from.as_chunks::<64>();
-    let (to, _) = to.as_chunks_mut::<64>();
-    for (to, from) in to.iter_mut().zip(from) {
-        let (from, to) = (from.as_chunks::<16>().0, to.as_chunks_mut::<16>().0);
-        let code = |number: usize| {
-            let codes = load(&from[number]);
-            v128_andnot(codes, i8x16_eq(codes, u8x16_splat(MINUS_ZERO)))
-        };
-        store(&mut to[0], code(0));
-        store(&mut to[1], code(1));
-        store(&mut to[2], code(2));
-        store(&mut to[3], code(3));
+    let (from, _) = from.as_chunks::<PIECE>();
+    let (to, _) = to.as_chunks_mut::<PIECE>();
+    let (magnitude, minus_zero) = (u8x16_splat(ABS), u8x16_splat(MINUS_ZERO));
+    for (number, (to, from)) in to.iter_mut().zip(from).enumerate() {
+        let mut found = [u8x16_splat(0); 2];
+        for (to, from) in to.as_chunks_mut::<32>().0.iter_mut().zip(from.as_chunks::<32>().0) {
+            let (from, to) = (from.as_chunks::<16>().0, to.as_chunks_mut::<16>().0);
+            let (a, b) = (load(&from[0]), load(&from[1]));
+            let is_nan = |codes| i8x16_eq(v128_and(codes, magnitude), magnitude);
+            found = [v128_or(found[0], is_nan(a)), v128_or(found[1], is_nan(b))];
+            store(&mut to[0], v128_andnot(a, i8x16_eq(a, minus_zero)));
+            store(&mut to[1], v128_andnot(b, i8x16_eq(b, minus_zero)));
+        }
+        if v128_any_true(v128_or(found[0], found[1])) {
+            return number * PIECE;
+        }
     }
-    from.len() * 64
+    from.len() * PIECE
 }
 
 /// Every scale times 2, rounded to its own format.
@@ -76,12 +94,32 @@ mod tests {
 
     #[test]
     fn only_minus_zero_changes() {
-        let from: Vec<u8> = (0..=0xff).collect();
-        for form in [codes, |from: &[u8], to: &mut [u8]| assert_eq!(codes_simd(from, to), 256)] {
-            let mut to = vec![7; 256];
-            form(&from, &mut to);
+        let from: Vec<u8> = (0..=0xff).filter(|code| code & ABS != ABS).cycle().take(2 * PIECE + 77).collect();
+        let simd = |from: &[u8], to: &mut [u8]| {
+            let done = codes_simd(from, to);
+            assert_eq!(done, 2 * PIECE);
+            codes(&from[done..], &mut to[done..])
+        };
+        for form in [codes, simd] {
+            let mut to = vec![7; from.len()];
+            form(&from, &mut to).unwrap();
             for (&code, &to) in from.iter().zip(&to) {
                 assert_eq!(to, if code == 0x80 { 0 } else { code });
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_nan_is_found_in_both_forms() {
+        for at in [0, 1, 15, 16, 4095, 4096, 9000] {
+            for nan in [0x7f, 0xff] {
+                let mut from = vec![0x80; 9001];
+                (from[at], from[9000]) = (nan, nan);
+                let mut to = vec![0; from.len()];
+                assert_eq!(codes(&from, &mut to), Err(at));
+                let done = codes_simd(&from, &mut to);
+                assert_eq!(done, at.min(8192) / PIECE * PIECE);
+                assert_eq!(codes(&from[done..], &mut to[done..]), Err(at - done));
             }
         }
     }
