@@ -24,6 +24,7 @@
 //! | [`offload`] | devices, registration, streaming |
 //! | [`attest`] | signed statements about entries |
 //! | [`lineage`] | which source bytes, modules and parameters made a tensor |
+//! | [`publish`] | modules and entries in OCI registries; whom to trust |
 //! | [`load`] | results as blocks to stream |
 //! | [`bench`] | measurements against a baseline in the same run |
 #![cfg_attr(windows, allow(unused))]
@@ -46,6 +47,7 @@ pub mod modules;
 pub mod offload;
 pub mod plan;
 pub mod progress;
+pub mod publish;
 pub mod recipe;
 pub mod sandbox;
 pub mod store;

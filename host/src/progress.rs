@@ -18,6 +18,15 @@ pub trait Progress: Sync {
     }
 }
 
+/// Passes on that the work is cancelled, and shows nothing.
+pub struct Quiet<'a>(pub &'a dyn Progress);
+
+impl Progress for Quiet<'_> {
+    fn cancelled(&self) -> bool {
+        self.0.cancelled()
+    }
+}
+
 /// Shows nothing and never cancels.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;

@@ -60,6 +60,7 @@ impl Bench {
             pool: &self.pool,
             memory_budget_bytes: 1 << 30,
             check_source: false,
+            remote: None,
             progress: &Silent,
             provenance: &|| Ok(serde_json::json!({})),
         };

@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod modules;
+mod packages;
 mod shell;
 mod test;
 

@@ -5,11 +5,13 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{modules, shell};
+use crate::{modules, packages, shell};
 
 pub(crate) fn run() -> Result<()> {
     println!("This installs the wasm target if it is missing, checks formatting and lints, rebuilds the shipped");
-    println!("modules and compares them, and runs all tests. GPU tests are skipped where there is no GPU.");
+    println!("modules and compares them, and runs all tests. Tests of publishing use Debian's docker-registry, which");
+    println!("is unpacked into the build folder, and skopeo, which is installed, where apt-get can. GPU tests are");
+    println!("skipped where there is no GPU.");
     modules::install_target()?;
     shell::stage("formatting and lints");
     shell::run(shell::cargo().args(["fmt", "--all", "--check"]))?;
@@ -20,6 +22,7 @@ pub(crate) fn run() -> Result<()> {
     shell::stage("tests");
     let mut tests = shell::cargo();
     tests.args(["test", "--locked", "--workspace"]).env("WEIGHTMILL_BIN", &program);
+    tests.env("PATH", packages::registry_tools());
     if let Some(python) = shell::python(&["safetensors", "numpy"]) {
         tests.env("WEIGHTMILL_PYTHON", python);
     }

@@ -4,5 +4,6 @@ mod cases;
 pub mod checkpoint;
 mod native;
 mod plain;
+pub mod registry;
 pub mod store;
 pub mod transform;

@@ -260,34 +260,7 @@ impl Bench<'_> {
 
     /// The whole way from a checkpoint to an entry in a new store.
     fn build(&self, source: &Path, root: &Path) -> Result<(Store, ActionKey)> {
-        let text = "recipe = 1\nname = \"bench\"\n[blocks]\npatterns = [\"layers.{i}.\"]\n";
-        let recipe = Recipe::parse(text, Path::new("bench.toml"))?;
-        let store = Store::open(root, StoreOptions::default())?;
-        let library = Library::new(None);
-        let engines = Engines::one(|| engine(EngineName::Wasmtime));
-        let outline = Outline::new(Inputs {
-            recipe: &recipe,
-            checkpoint: Arc::new(Checkpoint::open(source)?),
-            tp: Tp::ONE,
-            library: &library,
-            engine: &engines,
-            facts: &NoFacts,
-            tile_bytes: TILE_BYTES,
-        })?;
-        let options = BuildOptions {
-            mode: Mode::Required,
-            verify: Verify::First,
-            pool: &self.pool,
-            memory_budget_bytes: 1 << 30,
-            check_source: false,
-            progress: &self.progress,
-            provenance: &|| Ok(serde_json::json!({})),
-        };
-        let built = build(&outline, Ok(store.clone()), &options)?;
-        match built.outcome {
-            Outcome::Built => Ok((store, built.action.key)),
-            other => Err(Error::new(Code::IoError, format!("the benchmark's build came to {other:?}"))),
-        }
+        build_plain(source, root, &self.pool, &self.progress)
     }
 
     /// The least that a build has to do, with as many files on all cores.
@@ -336,6 +309,45 @@ impl Bench<'_> {
         };
         let buffer = || vec![0; PIECE_BYTES as usize];
         self.pool.install(|| pieces.into_par_iter().map_init(buffer, hash).collect())
+    }
+}
+
+/// The whole way from a checkpoint to an entry in a new store, every tensor
+/// passed through.
+pub(super) fn build_plain(
+    source: &Path,
+    root: &Path,
+    pool: &rayon::ThreadPool,
+    progress: &dyn Progress,
+) -> Result<(Store, ActionKey)> {
+    let text = "recipe = 1\nname = \"bench\"\n[blocks]\npatterns = [\"layers.{i}.\"]\n";
+    let recipe = Recipe::parse(text, Path::new("bench.toml"))?;
+    let store = Store::open(root, StoreOptions::default())?;
+    let library = Library::new(None);
+    let engines = Engines::one(|| engine(EngineName::Wasmtime));
+    let outline = Outline::new(Inputs {
+        recipe: &recipe,
+        checkpoint: Arc::new(Checkpoint::open(source)?),
+        tp: Tp::ONE,
+        library: &library,
+        engine: &engines,
+        facts: &NoFacts,
+        tile_bytes: TILE_BYTES,
+    })?;
+    let options = BuildOptions {
+        mode: Mode::Required,
+        verify: Verify::First,
+        pool,
+        memory_budget_bytes: 1 << 30,
+        check_source: false,
+        remote: None,
+        progress,
+        provenance: &|| Ok(serde_json::json!({})),
+    };
+    let built = build(&outline, Ok(store.clone()), &options)?;
+    match built.outcome {
+        Outcome::Built => Ok((store, built.action.key)),
+        other => Err(Error::new(Code::IoError, format!("the benchmark's build came to {other:?}"))),
     }
 }
 
@@ -443,7 +455,7 @@ fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64())
 }
 
-fn median(mut times: Vec<f64>) -> f64 {
+pub(super) fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
 }

@@ -1,11 +1,17 @@
 //! Arguments that several subcommands share.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use weightmill_guest::abi::Tp;
 
+use crate::attest::read_file;
+use crate::digest::ContentDigest;
 use crate::error::{Code, Error, Result};
+use crate::publish::client::{RegistryOptions, Tls};
+use crate::publish::entry::Demand;
+use crate::publish::trust::Trust;
 use crate::recipe::parse_size;
 
 /// Arguments of every command.
@@ -36,6 +42,82 @@ pub(super) struct RecipeArgs {
     pub(super) checkpoint: PathBuf,
     #[command(flatten)]
     pub(super) tp: TpArgs,
+    #[command(flatten)]
+    pub(super) remote: RemoteArgs,
+}
+
+/// How modules that are in registries are found.
+#[derive(Args, Clone, Default)]
+pub(super) struct RemoteArgs {
+    /// Resolve no tag of a remote module that weightmill.lock does not have
+    #[arg(long, help_heading = "Registries")]
+    pub(super) locked: bool,
+    #[command(flatten)]
+    pub(super) registry: RegistryArgs,
+}
+
+/// How registries are talked to.
+#[derive(Args, Clone)]
+pub(super) struct RegistryArgs {
+    /// Use plain HTTP for registries that are not on this machine
+    #[arg(long, help_heading = "Registries")]
+    plain_http: bool,
+    /// Use TLS for registries on this machine too
+    #[arg(long, conflicts_with = "plain_http", help_heading = "Registries")]
+    tls: bool,
+    /// The longest silence of a registry
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, help_heading = "Registries",
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    registry_timeout: u64,
+    /// How often a request that failed for now is tried again
+    #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Registries")]
+    registry_retries: u32,
+    /// Blobs that are transferred at once
+    #[arg(long, value_name = "N", default_value_t = 4, help_heading = "Registries",
+          value_parser = clap::value_parser!(u16).range(1..=64))]
+    connections: u16,
+}
+
+impl Default for RegistryArgs {
+    fn default() -> Self {
+        RegistryArgs { plain_http: false, tls: false, registry_timeout: 60, registry_retries: 5, connections: 4 }
+    }
+}
+
+impl RegistryArgs {
+    pub(super) fn options(&self) -> RegistryOptions {
+        RegistryOptions {
+            tls: match (self.tls, self.plain_http) {
+                (true, _) => Tls::Always,
+                (_, true) => Tls::Never,
+                _ => Tls::Elsewhere,
+            },
+            timeout: Duration::from_secs(self.registry_timeout),
+            retries: self.registry_retries,
+            connections: usize::from(self.connections),
+        }
+    }
+}
+
+/// Whether an entry from elsewhere is used.
+#[derive(Args, Clone)]
+pub(super) struct DemandArgs {
+    /// Believe the registry: use what it has for the key, whoever put it there
+    #[arg(long, help_heading = "Registries")]
+    trust_registry: bool,
+    /// The content digest that the entry must have; then nothing else has to vouch for it
+    #[arg(long, value_name = "DIGEST", help_heading = "Registries")]
+    content: Option<ContentDigest>,
+    /// A signed statement about the entry that is at hand; may be repeated
+    #[arg(long, value_name = "FILE", help_heading = "Registries")]
+    attestation: Vec<PathBuf>,
+}
+
+impl DemandArgs {
+    pub(super) fn demand(&self) -> Result<Demand> {
+        let attestations = self.attestation.iter().map(|path| read_file(path)).collect::<Result<_>>()?;
+        Ok(Demand { trust: Trust::load()?, content: self.content, believe_registry: self.trust_registry, attestations })
+    }
 }
 
 /// Tensor parallel size and rank.

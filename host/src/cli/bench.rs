@@ -1,5 +1,6 @@
 //! `weightmill bench`.
 
+mod registry;
 mod store;
 
 use std::path::{Path, PathBuf};
@@ -43,6 +44,8 @@ pub(super) enum BenchCommand {
     },
     /// Hits, verification and cold builds against plain loops over the same bytes, as ratios
     Store(store::Args),
+    /// Pulling an entry from a registry against curl and SHA-256 of the same blobs
+    Registry(registry::Args),
     /// An entry to the device by every way there is, against plain copies from pinned memory
     #[command(after_help = "Examples:\n  weightmill bench h2d --entry 9f3c1d2a --device cuda --json")]
     H2d {
@@ -87,6 +90,7 @@ pub(super) fn run(global: &Global, command: &BenchCommand) -> Result<ExitCode> {
             transforms(global, *bytes, *runs, &only)
         }
         BenchCommand::Store(args) => store::run(global, args),
+        BenchCommand::Registry(args) => registry::run(global, args),
         BenchCommand::H2d { entry, device, runs, tmpfs } => {
             let store = session::wanted_store(global)?;
             let key = session::find_key(&store, entry)?;

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use super::args::{Global, Mode, RecipeArgs, WorkArgs};
 use super::output::{self, Style};
 use super::progress::Bar;
+use super::publish::remote::{BuildRemoteArgs, Remote};
 use super::session::{self, Session};
 use crate::error::{Code, Error, Result};
 use crate::execute::build::{self, BuildOptions, Built, Entry, Outcome};
@@ -16,6 +17,8 @@ const EXAMPLES: &str = "Examples:
   weightmill build --recipe recipes/llama.toml --checkpoint llama-3-8b --tp-size 4 --tp-rank 2 --json
   weightmill build --recipe recipes/llama.toml --checkpoint llama-3-8b --export out/
   weightmill build --recipe recipes/llama.toml --checkpoint llama-3-8b --check-source
+  weightmill build --recipe recipes/llama.toml --checkpoint llama-3-8b \\
+      --remote oci://registry.example.com/weights/llama --push --sign release.pem
 
 A second build with the same recipe and checkpoint finds the entry and reads no tensor.";
 
@@ -38,6 +41,8 @@ pub(super) struct Args {
     /// Also write the shards and an index into this folder, as a checkpoint
     #[arg(long, value_name = "DIR")]
     export: Option<PathBuf>,
+    #[command(flatten)]
+    remote: BuildRemoteArgs,
 }
 
 pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
@@ -53,12 +58,16 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
     let session = Session::open(&args.recipe, store.as_ref().ok(), None)?;
     let outline = session.outline()?;
     let bar = Bar::new();
+    let pool = session::pool(args.work.jobs)?;
+    let remote = Remote::new(&args.remote, &args.recipe.remote.registry, &pool, &bar)?;
+    let for_push = store.as_ref().ok().cloned();
     let options = BuildOptions {
         mode,
         verify: Verify::First,
-        pool: &session::pool(args.work.jobs)?,
+        pool: &pool,
         memory_budget_bytes: session::memory_budget(&args.work),
-        check_source: args.check_source,
+        check_source: args.check_source || args.remote.push,
+        remote: remote.as_ref().map(|remote| remote as _),
         progress: &bar,
         provenance: &|| session.provenance(),
     };
@@ -69,11 +78,24 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
     if let Some(folder) = &args.export {
         super::store::export(&built.entry, folder)?;
     }
+    let pushed = match &remote {
+        Some(remote) => remote.push(&session, for_push.as_ref(), &built)?,
+        None => None,
+    };
     bar.clear();
     if global.json {
-        output::json(&document(&built));
+        let mut document = document(&built);
+        if let Some(remote) = &remote {
+            document["remote"] = remote.report();
+            document["push"] = pushed.unwrap_or_default();
+        }
+        output::json(&document);
     } else {
         print(&built);
+        if let Some(pushed) = pushed {
+            let text = |field: &str| pushed[field].as_str().unwrap_or_default().to_owned();
+            output::line(format!("{}  {}", text("outcome"), text("repository")));
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -83,6 +105,7 @@ pub(super) fn outcome_name(outcome: &Outcome) -> &'static str {
     match outcome {
         Outcome::Built => "built",
         Outcome::Hit => "hit",
+        Outcome::Pulled => "pulled",
         Outcome::Fallback(_) => "fallback",
     }
 }
@@ -136,7 +159,7 @@ pub(super) fn print(built: &Built) {
     let total = done.timings.get("total").copied().unwrap_or_default();
     let written: u64 = document.shards.iter().map(|s| s.size).sum();
     match &built.outcome {
-        Outcome::Hit => {}
+        Outcome::Hit | Outcome::Pulled => {}
         _ => output::line(format!(
             "{}  {}  read {} · hashed {} · wrote {}",
             output::bytes(written),
@@ -154,7 +177,7 @@ pub(super) fn print(built: &Built) {
     }
     let tail = match &built.outcome {
         Outcome::Hit if done.source_bytes_read == 0 => format!("in {}, no tensor read", output::duration(total)),
-        Outcome::Hit => format!("in {}", output::duration(total)),
+        Outcome::Hit | Outcome::Pulled => format!("in {}", output::duration(total)),
         _ => output::count(document.shards.len(), "shard"),
     };
     output::line(format!(

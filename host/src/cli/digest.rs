@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use super::args::{Global, RecipeArgs, TpArgs, WorkArgs};
+use super::args::{Global, RecipeArgs, RemoteArgs, TpArgs, WorkArgs};
 use super::made::Made;
 use super::output;
 use super::progress::Bar;
@@ -44,6 +44,8 @@ pub(super) struct Args {
     tile_bytes: Option<u64>,
     #[command(flatten)]
     work: WorkArgs,
+    #[command(flatten)]
+    remote: RemoteArgs,
 }
 
 /// An engine by its name.
@@ -97,7 +99,12 @@ fn of_recipe(
     recipe: &std::path::Path,
     checkpoint: &std::path::Path,
 ) -> Result<DigestTable> {
-    let recipe_args = RecipeArgs { recipe: recipe.to_path_buf(), checkpoint: checkpoint.to_path_buf(), tp: args.tp };
+    let recipe_args = RecipeArgs {
+        recipe: recipe.to_path_buf(),
+        checkpoint: checkpoint.to_path_buf(),
+        tp: args.tp,
+        remote: args.remote.clone(),
+    };
     // Modules that were pulled are in the store; entries are not looked at.
     let store = session::existing_store(global)?;
     let mut session = Session::open(&recipe_args, store.as_ref(), args.engine)?;

@@ -161,6 +161,7 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
         pool: &pool,
         memory_budget_bytes: session::memory_budget(&args.work),
         check_source: false,
+        remote: None,
         progress: bar.as_ref(),
         provenance: &|| session.provenance(),
     };

@@ -15,6 +15,7 @@ mod module;
 mod output;
 mod plan;
 mod progress;
+mod publish;
 mod session;
 mod store;
 mod tmpfs;
@@ -67,6 +68,10 @@ enum Command {
     Verify(verify::Args),
     /// A statement about an entry, signed or for other tools to sign
     Attest(attest::Args),
+    /// Push an entry to an OCI registry
+    Push(publish::push::Args),
+    /// Pull an entry from an OCI registry into the store
+    Pull(publish::pull::Args),
     /// The store: list, show, evict, repair
     #[command(subcommand)]
     Store(store::StoreCommand),
@@ -114,6 +119,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Explain(args) => explain::run(global, &args),
         Command::Verify(args) => verify::run(global, &args),
         Command::Attest(args) => attest::run(global, &args),
+        Command::Push(args) => publish::push::run(global, &args),
+        Command::Pull(args) => publish::pull::run(global, &args),
         Command::Store(command) => store::run(global, &command),
         Command::Module(command) => module::run(global, &command),
         Command::Bench(command) => bench::run(global, &command),

@@ -27,6 +27,15 @@ pub(super) fn watch_signals() {
     });
 }
 
+/// Only says whether the user wants to stop.
+pub(super) struct Signals;
+
+impl Progress for Signals {
+    fn cancelled(&self) -> bool {
+        CANCELLED.load(Ordering::Relaxed)
+    }
+}
+
 /// Shows the current stage.
 #[derive(Default)]
 pub(super) struct Bar {

@@ -5,12 +5,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::args::{Global, RecipeArgs, WorkArgs};
-use crate::checkpoint::Checkpoint;
+use super::args::{Global, RecipeArgs, RemoteArgs, WorkArgs};
+use super::progress::Signals;
+use crate::checkpoint::{Checkpoint, source_digests};
 use crate::digest::{ActionKey, RecordDigest};
 use crate::error::{Code, Error, Result};
 use crate::execute::{Engines, FactsCache, Inputs, NoFacts, Outline, TILE_BYTES, default_budget_bytes};
 use crate::modules::Library;
+use crate::progress::Progress;
+use crate::publish::remotes::RemoteModules;
+use crate::publish::source::{Sought, SourceName, recipe_identity};
 use crate::recipe::Recipe;
 use crate::sandbox::{EngineName, engine};
 use crate::store::{Store, StoreOptions};
@@ -86,6 +90,29 @@ pub(super) fn find_key(store: &Store, text: &str) -> Result<ActionKey> {
     }
 }
 
+/// Where a recipe's modules come from: with the program, beside the recipe,
+/// the store, registries.
+pub(super) fn library(store: Option<&Store>, remote: &RemoteArgs) -> Library {
+    let remotes = RemoteModules::new(store.cloned(), remote.registry.options(), remote.locked, Box::new(Signals));
+    Library::new(store.cloned()).with_remotes(Box::new(remotes))
+}
+
+/// What is asked for where there is no checkpoint.
+pub(super) fn sought(
+    recipe: &Recipe,
+    library: &Library,
+    source: SourceName,
+    tp: weightmill_guest::abi::Tp,
+) -> Result<Sought> {
+    let folder = crate::execute::folder_of(recipe.file());
+    let module = |step: &crate::recipe::Step| {
+        let module = library.load(step.module(), folder).map_err(|e| e.at(step.module_at().clone()))?;
+        Ok(module.digest())
+    };
+    let modules = recipe.steps().iter().map(module).collect::<Result<Vec<_>>>()?;
+    Ok(Sought { recipe: recipe_identity(recipe, &modules)?, source, tp })
+}
+
 /// A recipe with what it needs.
 pub(super) struct Session {
     pub(super) recipe: Recipe,
@@ -112,7 +139,7 @@ impl Session {
             recipe: Recipe::load(&args.recipe)?,
             checkpoint: Arc::new(Checkpoint::open(&args.checkpoint)?),
             tp: args.tp.tp(),
-            library: Library::new(store.cloned()),
+            library: library(store, &args.remote),
             engine: match named {
                 Some(name) => Engines::one(move || engine(name)),
                 None => Engines::two(|| engine(PLAN_ENGINE), || engine(DEFAULT_ENGINE)),
@@ -120,6 +147,34 @@ impl Session {
             facts,
             tile_bytes: TILE_BYTES,
         })
+    }
+
+    /// The checkpoint.
+    pub(super) fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// Checks that the recipe makes this entry of the checkpoint.
+    ///
+    /// # Errors
+    /// `source_unavailable` if it makes another.
+    pub(super) fn check_makes(&self, store: &Store, key: &ActionKey, progress: &dyn Progress) -> Result<()> {
+        let outline = self.outline()?;
+        let digests = source_digests(outline.checkpoint(), store, &pool(None)?, progress)?;
+        let made = outline.action(&digests)?.key;
+        if made == *key {
+            return Ok(());
+        }
+        Err(Error::new(
+            Code::SourceUnavailable,
+            format!("this recipe makes the entry {made} of this checkpoint, not {key}"),
+        )
+        .hint("give the recipe, checkpoint, --tp-size and --tp-rank that the entry was built with"))
+    }
+
+    /// What a node without the checkpoint would ask for.
+    pub(super) fn sought(&self, source: SourceName) -> Result<Sought> {
+        sought(&self.recipe, &self.library, source, self.tp)
     }
 
     /// The recipe, resolved.

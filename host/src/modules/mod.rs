@@ -1,5 +1,5 @@
 //! Where modules come from: shipped with the program, a file beside the
-//! recipe, or the store.
+//! recipe, the store, or a registry.
 
 mod shipped;
 
@@ -17,16 +17,41 @@ use crate::recipe::ModuleRef;
 use crate::sandbox::Module;
 use crate::store::Store;
 
+/// Finds modules that are elsewhere, and says which modules of elsewhere may
+/// run.
+pub trait Remotes: Send + Sync {
+    /// The module of an `oci://` reference in a recipe in `folder`, if it may
+    /// run.
+    ///
+    /// # Errors
+    /// `module_not_trusted`, `module_not_found`; what is wrong with the module
+    /// or the network.
+    fn module(&self, reference: &str, folder: &Path) -> Result<Module>;
+
+    /// Whether a module of the store may run.
+    ///
+    /// # Errors
+    /// `module_not_trusted`.
+    fn allow_stored(&self, digest: &ModuleDigest) -> Result<()>;
+}
+
 /// Finds modules and keeps them parsed.
 pub struct Library {
     store: Option<Store>,
+    remotes: Option<Box<dyn Remotes>>,
     parsed: Mutex<BTreeMap<String, Arc<Module>>>,
 }
 
 impl Library {
     /// A library over the shipped modules, files, and `store` if there is one.
     pub fn new(store: Option<Store>) -> Self {
-        Library { store, parsed: Mutex::default() }
+        Library { store, remotes: None, parsed: Mutex::default() }
+    }
+
+    /// The same, with modules from elsewhere.
+    #[must_use]
+    pub fn with_remotes(self, remotes: Box<dyn Remotes>) -> Self {
+        Library { remotes: Some(remotes), ..self }
     }
 
     /// The module that `reference` names. Paths are relative to `folder`.
@@ -42,10 +67,13 @@ impl Library {
             ModuleRef::Shipped(name) => self.shipped(name)?,
             ModuleRef::Path(path) => self.file(&folder.join(path))?,
             ModuleRef::Stored(digest) => self.stored(digest)?,
-            ModuleRef::Oci(reference) => {
-                return Err(Error::new(Code::ModuleNotFound, format!("the module {reference} is not in the store"))
-                    .hint("pull it first, then refer to it as sha256:<digest>"));
-            }
+            ModuleRef::Oci(reference) => match &self.remotes {
+                Some(remotes) => remotes.module(reference, folder)?,
+                None => {
+                    return Err(Error::new(Code::ModuleNotFound, format!("the module {reference} is in a registry"))
+                        .hint("pull it with `weightmill module pull`, then refer to it as sha256:<digest>"));
+                }
+            },
         });
         self.parsed.lock().unwrap_or_else(PoisonError::into_inner).insert(id, module.clone());
         Ok(module)
@@ -91,6 +119,9 @@ impl Library {
     }
 
     fn stored(&self, digest: &ModuleDigest) -> Result<Module> {
+        if let Some(remotes) = &self.remotes {
+            remotes.allow_stored(digest)?;
+        }
         let bytes = match &self.store {
             Some(store) => store.module(digest, &crate::progress::Silent)?,
             None => None,

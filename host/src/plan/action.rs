@@ -30,6 +30,10 @@ const VIEW: u32 = 1;
 /// Version of the shard writer's layout.
 const LAYOUT: u32 = 1;
 
+/// The versions that are part of every key, for what must not outlive them:
+/// ABI, determinism profile, views, shard layout.
+pub const VERSIONS: [u32; 4] = [ABI_VERSION, DETERMINISM, VIEW, LAYOUT];
+
 /// The identity of the module behind an application.
 #[derive(Clone, Copy, Debug)]
 pub struct ModuleIdentity {

@@ -113,6 +113,11 @@ impl Recipe {
         self.source.file()
     }
 
+    /// The SHA-256 of the recipe's text.
+    pub fn text_digest(&self) -> crate::digest::BlobDigest {
+        self.source.digest()
+    }
+
     /// The steps, in order.
     pub fn steps(&self) -> &[Step] {
         &self.steps

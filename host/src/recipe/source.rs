@@ -39,6 +39,11 @@ impl Source {
         &self.file
     }
 
+    /// The SHA-256 of the text.
+    pub(super) fn digest(&self) -> crate::digest::BlobDigest {
+        crate::digest::BlobDigest::of(self.text.as_bytes())
+    }
+
     /// The line and column of a spot; columns count characters.
     pub(super) fn locate(&self, spot: Spot) -> Location {
         let mut end = spot.0.min(self.text.len());

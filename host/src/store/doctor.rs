@@ -325,6 +325,7 @@ impl Round<'_> {
             (paths.all_sources(), Kind::Source),
             (paths.blocks(), Kind::Block),
             (paths.firsts(), Kind::First),
+            (paths.remotes(), Kind::Remote),
         ];
         for (dir, kind) in folders {
             for (_, path) in self.digests::<RecordDigest>(&dir, "")? {

@@ -10,11 +10,13 @@
 //!   facts/<hash>            what plans said                    (weak)
 //!   sources/<hash>          tensor digests of checkpoint files (weak)
 //!   modules/<digest>        modules that were put here, which gc keeps
+//!   remotes/<hash>          which module a registry's manifest is (weak)
 //!   provenance/<key>/       who built an entry, and from what names; never hashed
 //!   state/first/<hex>       blobs verified since this boot     (weak)
 //!   state/leased/<key>      its time is when the entry was last leased
 //!   locks/                  lock files, never removed
 //!   tmp/<key>.<pid>.<n>/    work in progress
+//!   tmp/<hex>.partial       a blob that is being received
 //!   quarantine/             what failed verification
 //! ```
 //!
@@ -56,7 +58,9 @@ mod paths;
 mod provenance;
 mod publication;
 mod quarantine;
+mod receive;
 mod records;
+mod remotes;
 mod sources;
 mod structure;
 mod verify;
@@ -88,6 +92,8 @@ pub use provenance::{BuiltWith, Engines, engines};
 pub use publication::{Claim, Publication};
 pub use publish::Published;
 pub use quarantine::Quarantined;
+pub use receive::{Reception, check_leaves};
+pub use remotes::RemoteModule;
 pub use shard::{PlacedTensor, ShardLayout};
 pub use verify::Verify;
 pub use writer::{FinishedShard, FinishedTensor, ShardWriter};

@@ -27,6 +27,7 @@ impl Paths {
             "blocks",
             "facts",
             "modules",
+            "remotes",
             "sources",
             "provenance",
             "state",
@@ -108,6 +109,10 @@ impl Paths {
 
     pub(crate) fn module(&self, digest: &ModuleDigest) -> PathBuf {
         self.modules().join(digest.to_string())
+    }
+
+    pub(crate) fn remotes(&self) -> PathBuf {
+        self.root.join("remotes")
     }
 
     pub(crate) fn provenances(&self) -> PathBuf {

@@ -27,6 +27,7 @@ pub(crate) enum Kind {
     Source,
     Block,
     First,
+    Remote,
 }
 
 impl Kind {
@@ -36,6 +37,7 @@ impl Kind {
             Kind::Source => "source v1",
             Kind::Block => "block v1",
             Kind::First => "first v1",
+            Kind::Remote => "remote v1",
         }
     }
 

@@ -17,10 +17,13 @@ mod inspect;
 mod ls;
 mod new;
 mod pack;
+mod pull;
+mod push;
 mod reused;
 mod samples;
 mod test;
 mod tiles;
+mod update;
 mod vectors;
 
 use std::path::{Path, PathBuf};
@@ -49,6 +52,12 @@ pub(super) enum ModuleCommand {
     Check(check::Args),
     /// Add the metadata section to a module that is not made with the SDK
     Pack(pack::Args),
+    /// Push a module to an OCI registry
+    Push(push::Args),
+    /// Pull a module from an OCI registry into the store
+    Pull(pull::Args),
+    /// Resolve the tags in a recipe anew and record what they point to now
+    Update(update::Args),
     /// The shipped modules, and those in the store
     #[command(after_help = "Examples:\n  weightmill module ls\n  weightmill module ls --json")]
     Ls,
@@ -69,6 +78,9 @@ pub(super) fn run(global: &Global, command: &ModuleCommand) -> Result<ExitCode> 
         ModuleCommand::Test(args) => test::run(global, args),
         ModuleCommand::Check(args) => check::run(global, args),
         ModuleCommand::Pack(args) => pack::run(global, args),
+        ModuleCommand::Push(args) => push::run(global, args),
+        ModuleCommand::Pull(args) => pull::run(global, args),
+        ModuleCommand::Update(args) => update::run(global, args),
         ModuleCommand::Ls => ls::run(global),
         ModuleCommand::Inspect { module } => inspect::run(global, load(global, module)?.as_ref()),
     }

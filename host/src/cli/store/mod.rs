@@ -4,6 +4,7 @@ mod built_by;
 mod doctor;
 mod export;
 mod gc;
+mod layout;
 mod list;
 mod remove;
 mod show;
@@ -35,6 +36,10 @@ pub(super) enum StoreCommand {
         /// The key, or the beginning of it
         key: Option<String>,
     },
+    /// Write entries into a folder (an OCI image layout) for hosts that reach no registry
+    Export(layout::ExportArgs),
+    /// Read entries from such a folder
+    Import(layout::ImportArgs),
     /// Evict entries by size and age, and remove what nothing reaches
     Gc(gc::Args),
     /// Remove entries, and what only they are made of
@@ -48,6 +53,8 @@ pub(super) fn run(global: &Global, command: &StoreCommand) -> Result<ExitCode> {
         StoreCommand::Ls(args) => list::run(global, args),
         StoreCommand::Show { key } => show::show(global, key),
         StoreCommand::Path { key } => show::path(global, key.as_deref()),
+        StoreCommand::Export(args) => layout::export(global, args),
+        StoreCommand::Import(args) => layout::import(global, args),
         StoreCommand::Gc(args) => gc::run(global, args),
         StoreCommand::Rm(args) => remove::run(global, args),
         StoreCommand::Doctor(args) => doctor::run(global, args),

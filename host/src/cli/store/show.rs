@@ -24,6 +24,10 @@ pub(super) fn show(global: &Global, text: &str) -> Result<ExitCode> {
     output::line(format!("key      {key}\ncontent  {}\ndocument {}", document.content_digest, lease.document_digest()));
     for built in &provenance {
         let field = |name: &str| built[name].as_str().unwrap_or("?").to_string();
+        if built["pulled_from"].is_string() {
+            output::line(format!("pulled   from {} ({}) on {}", field("pulled_from"), field("trusted"), field("host")));
+            continue;
+        }
         output::line(format!(
             "built    by {} with {} {} on {}",
             field("program"),

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::canonical::to_canonical;
-use crate::cli::args::{Global, RecipeArgs, TpArgs, WorkArgs};
+use crate::cli::args::{Global, RecipeArgs, RemoteArgs, TpArgs, WorkArgs};
 use crate::cli::output::{self, Style};
 use crate::cli::progress::Bar;
 use crate::cli::session;
@@ -80,6 +80,8 @@ pub(super) struct Args {
     attestation: AttestationArgs,
     #[command(flatten)]
     work: WorkArgs,
+    #[command(flatten)]
+    remote: RemoteArgs,
 }
 
 pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
@@ -109,7 +111,12 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
     };
     let rebuilt = match (&key, &args.recipe, &args.checkpoint) {
         (Some(key), Some(recipe), Some(checkpoint)) if audit.damaged.is_empty() => {
-            let recipe = RecipeArgs { recipe: recipe.clone(), checkpoint: checkpoint.clone(), tp: args.tp };
+            let recipe = RecipeArgs {
+                recipe: recipe.clone(),
+                checkpoint: checkpoint.clone(),
+                tp: args.tp,
+                remote: args.remote.clone(),
+            };
             // A document that cannot be read is damage, so there is one here.
             let document = document_of(&entries, key)?;
             Some(rebuild(
@@ -163,7 +170,12 @@ fn attested_rebuild(global: &Global, args: &Args, attested: &Attested) -> Result
         )
         .hint("leave --sample out, or name the --entry"));
     }
-    let recipe = RecipeArgs { recipe: recipe.clone(), checkpoint: checkpoint.clone(), tp: args.tp };
+    let recipe = RecipeArgs {
+        recipe: recipe.clone(),
+        checkpoint: checkpoint.clone(),
+        tp: args.tp,
+        remote: args.remote.clone(),
+    };
     // Modules that were pulled are in the store; entries are not looked at.
     let store = session::existing_store(global)?;
     let (pool, bar) = (session::pool(args.work.jobs)?, Bar::new());

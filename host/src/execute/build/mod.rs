@@ -12,7 +12,7 @@ pub use memory::{MemoryEntry, MemoryShard};
 use super::graph::Graph;
 use super::outline::Outline;
 use crate::checkpoint::{DigestCache, FileIdentity, NoCache, SourceDigests, source_digests};
-use crate::digest::{ContentDigest, TensorDigest};
+use crate::digest::{ActionKey, ContentDigest, TensorDigest};
 use crate::error::{Code, Error, Fault, Result};
 use crate::plan::action::Action;
 use crate::progress::Progress;
@@ -29,6 +29,17 @@ pub enum Mode {
     Preferred,
 }
 
+/// Where entries may come from besides being made.
+pub trait RemoteEntries {
+    /// Brings the entry of a key into the store: whether it did. What can be
+    /// done without (a registry that does not answer, an entry that is not
+    /// trusted) is no error here: the entry is made.
+    ///
+    /// # Errors
+    /// `interrupted`, and what is wrong with the store.
+    fn fetch(&self, store: &Store, key: &ActionKey) -> Result<bool>;
+}
+
 /// How a build is done. None of it changes a byte.
 pub struct BuildOptions<'a> {
     /// What a failing store means.
@@ -43,6 +54,8 @@ pub struct BuildOptions<'a> {
     /// attributes are not believed to stand for their content. What is found is
     /// remembered.
     pub check_source: bool,
+    /// Asked for the entry before it is made.
+    pub remote: Option<&'a dyn RemoteEntries>,
     /// Told about the work.
     pub progress: &'a dyn Progress,
     /// Who builds, for the provenance: free-form, never hashed. Asked only when
@@ -57,6 +70,8 @@ pub enum Outcome {
     Built,
     /// It was there.
     Hit,
+    /// It came from elsewhere.
+    Pulled,
     /// It was made in memory, because of this.
     Fallback(Error),
 }
@@ -210,13 +225,21 @@ fn find_or_publish(
 ) -> Result<(Outcome, Lease)> {
     // A corrupt blob is in quarantine once it has been reported, so looking
     // again finds no entry, and the next corrupt one is another blob.
+    let mut remote = options.remote;
+    let mut outcome = Outcome::Hit;
     for _ in 0..8 {
         let found = done.timed("open", |_| store.lease(&action.key, options.verify, options.pool, options.progress));
         match found {
-            Ok(Some(lease)) => return Ok((Outcome::Hit, lease)),
+            Ok(Some(lease)) => return Ok((outcome, lease)),
             Err(error) if error.code() == Code::CorruptBlob => continue,
             Err(error) => return Err(error),
             Ok(None) => {}
+        }
+        if let Some(remote) = remote.take()
+            && done.timed("pull", |_| remote.fetch(store, &action.key))?
+        {
+            outcome = Outcome::Pulled;
+            continue;
         }
         let claim = done.timed("wait", |_| store.claim(&action.key, &action.canonical, options.progress))?;
         let Claim::Build(publication) = claim else { continue };

@@ -1,0 +1,108 @@
+//! Credentials as people have them.
+//!
+//! Looked for in this order: docker's `config.json` (in `$DOCKER_CONFIG` or
+//! `~/.docker`) with its credential helpers, then podman's `auth.json` (in
+//! `$REGISTRY_AUTH_FILE` or `$XDG_RUNTIME_DIR/containers`). None is anonymous.
+//! A helper is another program, so it is waited for only so long.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use docker_credential::{CredentialRetrievalError, DockerCredential};
+
+use super::reference::Repository;
+use crate::error::{Code, Error, Result};
+
+/// The longest wait for a credential helper.
+const HELPER_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How a registry is told who asks.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Credentials {
+    /// Not at all.
+    Anonymous,
+    /// By name and password.
+    Basic {
+        /// Name.
+        user: String,
+        /// Password, or a token in its place.
+        password: String,
+    },
+    /// By a token that is exchanged for short-lived ones.
+    Identity(String),
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Credentials::Anonymous => "anonymous",
+            Credentials::Basic { .. } => "basic",
+            Credentials::Identity(_) => "identity token",
+        })
+    }
+}
+
+impl Credentials {
+    /// The credentials that this user has for a repository's registry.
+    ///
+    /// # Errors
+    /// `registry_refused` if there are some and they cannot be had: a helper
+    /// that fails, a file that is malformed.
+    pub fn find(repository: &Repository) -> Result<Self> {
+        let name = repository.credential_name().to_owned();
+        let (send, receive) = mpsc::channel();
+        // The thread is left behind if a helper hangs; the command ends soon.
+        std::thread::spawn(move || {
+            let _ = send.send(look_up(&name));
+        });
+        match receive.recv_timeout(HELPER_TIMEOUT) {
+            Ok(found) => found.map_err(|what| {
+                Error::new(
+                    Code::RegistryRefused,
+                    format!("the credentials for {} cannot be had: {what}", repository.registry),
+                )
+                .hint("look at ~/.docker/config.json and the credential helper that it names, or log in again")
+            }),
+            Err(_) => Err(Error::new(
+                Code::RegistryTimeout,
+                format!(
+                    "the credential helper for {} gave nothing within {} s",
+                    repository.registry,
+                    HELPER_TIMEOUT.as_secs()
+                ),
+            )
+            .hint("run the docker-credential helper by hand to see what it waits for")),
+        }
+    }
+}
+
+fn look_up(name: &str) -> Result<Credentials, String> {
+    for find in [docker_credential::get_credential, docker_credential::get_podman_credential] {
+        match find(name) {
+            Ok(DockerCredential::IdentityToken(token)) => return Ok(Credentials::Identity(token)),
+            Ok(DockerCredential::UsernamePassword(user, password)) => {
+                return Ok(Credentials::Basic { user, password });
+            }
+            Err(e) => match absent(&e) {
+                true => {}
+                false => return Err(e.to_string()),
+            },
+        }
+    }
+    Ok(Credentials::Anonymous)
+}
+
+/// Whether there simply are no credentials. That a helper knows none for a
+/// registry is said in words only, the same ones by all helpers.
+fn absent(error: &CredentialRetrievalError) -> bool {
+    match error {
+        CredentialRetrievalError::NoCredentialConfigured | CredentialRetrievalError::ConfigNotFound => true,
+        // The crate says so of a file that is not there, and of one that
+        // cannot be parsed: only the first is common, and both mean none.
+        CredentialRetrievalError::ConfigReadError => true,
+        CredentialRetrievalError::HelperFailure { stdout, stderr, .. } => {
+            [stdout, stderr].iter().any(|text| text.contains("credentials not found"))
+        }
+        _ => false,
+    }
+}

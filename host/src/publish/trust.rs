@@ -1,0 +1,636 @@
+//! Whom to trust: `trust.toml`, in the user's own configuration and nowhere
+//! else.
+//!
+//! ```toml
+//! trust = 1
+//! remote = "pinned"            # or "listed": a digest in the recipe alone is not enough
+//!
+//! [[module]]                   # one module, by the SHA-256 of its wasm bytes
+//! digest = "sha256:<hex>"
+//!
+//! [[repository]]               # all modules that were pulled from there
+//! name = "oci://ghcr.io/acme/*"
+//!
+//! [[key]]                      # what is signed by this ed25519 key
+//! name = "acme release"
+//! file = "acme.pub"            # beside trust.toml; or pem = "-----BEGIN PUBLIC KEY-----…"
+//! for = ["modules", "entries"] # the default
+//!
+//! [[entry]]                    # one entry: this content for this key
+//! key = "<hex>"
+//! content = "<hex>"
+//! ```
+//!
+//! **Modules.** A module runs in a sandbox and can at worst compute nonsense,
+//! so what is asked is who may decide which one runs. Shipped modules, files and
+//! `sha256:` references are the recipe's own choice. A remote one runs if its
+//! digest, its repository or a key that signed it is listed; or, unless
+//! `remote = "listed"`, if the recipe itself pins its manifest by digest. A lock
+//! file pins nothing here: it comes along with the recipe and is written by
+//! whoever resolved a tag.
+//!
+//! **Entries.** A key says what was asked for, not that the bytes which a
+//! registry gives are its result. So an entry from elsewhere is taken if this
+//! content is listed for this key, or a listed key signed a statement about it,
+//! or the caller says that the registry is to be believed.
+//!
+//! The file must not be writable by others. A missing file trusts nobody.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::reference::{Reference, SCHEME};
+use crate::attest::{EntryStatement, Envelope, PublicKey, Statement, verify};
+use crate::digest::{ActionKey, BlobDigest, ContentDigest, ModuleDigest};
+use crate::error::{Code, Error, Location, Result};
+use crate::store::RemoteModule;
+use crate::store::document::EntryDocument;
+
+/// The format that is read.
+const FORMAT: u32 = 1;
+/// The largest file.
+const LIMIT_BYTES: u64 = 4 << 20;
+/// The type of a signed statement about a module.
+pub const MODULE_PREDICATE: &str = "urn:weightmill:attestation:module:v1";
+
+/// What a module's signature says besides its digest: for people.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, Deserialize)]
+pub struct ModulePredicate {
+    /// The module's own name.
+    pub name: String,
+    /// The module's own version.
+    pub version: String,
+}
+
+/// Whom this user trusts.
+#[derive(Clone, Debug, Default)]
+pub struct Trust {
+    file: PathBuf,
+    listed_only: bool,
+    modules: BTreeSet<ModuleDigest>,
+    repositories: Vec<String>,
+    keys: Vec<TrustedKey>,
+    entries: BTreeMap<ActionKey, BTreeSet<ContentDigest>>,
+}
+
+/// A key that is trusted for something.
+#[derive(Clone, Debug)]
+struct TrustedKey {
+    name: String,
+    key: PublicKey,
+    modules: bool,
+    entries: bool,
+}
+
+/// Why something is trusted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Grounds {
+    /// The recipe gives the digest.
+    Pinned,
+    /// Its digest is listed.
+    Listed,
+    /// Its repository is listed.
+    Repository(String),
+    /// A listed key signed it.
+    Key(String),
+    /// The caller said so.
+    Caller,
+}
+
+impl std::fmt::Display for Grounds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Grounds::Pinned => f.write_str("pinned by digest"),
+            Grounds::Listed => f.write_str("listed by digest"),
+            Grounds::Repository(name) => write!(f, "from {name}"),
+            Grounds::Key(name) => write!(f, "signed by {name}"),
+            Grounds::Caller => f.write_str("the caller says so"),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    trust: u32,
+    #[serde(default)]
+    remote: Remote,
+    #[serde(default)]
+    module: Vec<ModuleRow>,
+    #[serde(default)]
+    repository: Vec<RepositoryRow>,
+    #[serde(default)]
+    key: Vec<KeyRow>,
+    #[serde(default)]
+    entry: Vec<EntryRow>,
+}
+
+#[derive(Deserialize, Default, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum Remote {
+    #[default]
+    Pinned,
+    Listed,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ModuleRow {
+    digest: String,
+    #[serde(default, rename = "note")]
+    _note: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RepositoryRow {
+    name: String,
+    #[serde(default, rename = "note")]
+    _note: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeyRow {
+    name: String,
+    file: Option<PathBuf>,
+    pem: Option<String>,
+    #[serde(default = "both", rename = "for")]
+    uses: Vec<Use>,
+}
+
+#[derive(Deserialize, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum Use {
+    Modules,
+    Entries,
+}
+
+fn both() -> Vec<Use> {
+    vec![Use::Modules, Use::Entries]
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EntryRow {
+    key: ActionKey,
+    content: ContentDigest,
+    #[serde(default, rename = "note")]
+    _note: String,
+}
+
+impl Trust {
+    /// Where the user's file is, there or not.
+    ///
+    /// # Errors
+    /// `io_error` if no variable says where the user's configuration is.
+    pub fn default_file() -> Result<PathBuf> {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        // For tests, which must not read the user's own.
+        if let Some(file) = variable("WEIGHTMILL_TRUST") {
+            return Ok(file);
+        }
+        let config = variable("XDG_CONFIG_HOME").or_else(|| variable("HOME").map(|home| home.join(".config")));
+        config.map(|config| config.join("weightmill/trust.toml")).ok_or_else(|| {
+            Error::new(Code::IoError, "no place for trust.toml: XDG_CONFIG_HOME and HOME are both unset")
+        })
+    }
+
+    /// The user's trust.
+    ///
+    /// # Errors
+    /// `bad_params` if the file is malformed or writable by others; `io_error`.
+    pub fn load() -> Result<Self> {
+        Trust::read(&Trust::default_file()?)
+    }
+
+    /// The trust in a file; nobody's if there is none.
+    ///
+    /// # Errors
+    /// Like [`Trust::load`].
+    pub fn read(file: &Path) -> Result<Self> {
+        let metadata = match std::fs::metadata(file) {
+            Ok(metadata) => metadata,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(Trust { file: file.to_path_buf(), ..Trust::default() });
+            }
+            Err(e) => return Err(Error::io(format_args!("{} cannot be read", file.display()), e)),
+        };
+        let refuse = |what: String| Error::new(Code::BadParams, format!("{} {what}", file.display()));
+        let user = rustix::process::geteuid().as_raw();
+        if metadata.mode() & 0o002 != 0 || ![0, user].contains(&metadata.uid()) {
+            return Err(refuse("can be changed by others, so it says nothing about whom this user trusts".into())
+                .hint(format!("chown it to yourself and run `chmod go-w {}`", file.display())));
+        }
+        if !metadata.is_file() || metadata.len() > LIMIT_BYTES {
+            return Err(refuse(format!("is no regular file of at most {LIMIT_BYTES} bytes")));
+        }
+        let text = std::fs::read_to_string(file)
+            .map_err(|e| Error::io(format_args!("{} cannot be read", file.display()), e))?;
+        Trust::parse(&text, file)
+    }
+
+    fn parse(text: &str, file: &Path) -> Result<Self> {
+        let at = |offset: usize| locate(text, offset, file);
+        let document: Document = toml::from_str(text).map_err(|e| {
+            let message = e.message().trim().replace('\n', ", ");
+            Error::new(Code::BadParams, format!("this is no trust.toml: {message}"))
+                .at(at(e.span().map_or(0, |span| span.start)))
+        })?;
+        let refuse = |what: String| Error::new(Code::BadParams, what).at(at(0));
+        if document.trust != FORMAT {
+            return Err(refuse(format!("this is trust format {}; this program reads format {FORMAT}", document.trust)));
+        }
+        let mut trust =
+            Trust { file: file.to_path_buf(), listed_only: document.remote == Remote::Listed, ..Trust::default() };
+        for row in document.module {
+            let digest = row.digest.strip_prefix("sha256:").and_then(|hex| hex.parse().ok());
+            trust.modules.insert(digest.ok_or_else(|| {
+                refuse(format!("the module digest '{}' is not sha256: and 64 hexadecimal digits", row.digest))
+            })?);
+        }
+        for row in document.repository {
+            let base = row.name.strip_suffix("/*").unwrap_or(&row.name);
+            // A whole registry is "oci://host/*": then there is no path.
+            let whole = format!("{base}/x");
+            let checked = Reference::parse(if base == row.name { base } else { &whole });
+            match checked {
+                Ok(Reference { tag: None, digest: None, .. }) => trust.repositories.push(row.name),
+                _ => {
+                    return Err(refuse(format!("'{}' is no repository", row.name))
+                        .hint("write oci://registry/repository, or oci://registry/folder/* for all below"));
+                }
+            }
+        }
+        for row in document.key {
+            let key = match (&row.pem, &row.file) {
+                (Some(pem), None) => PublicKey::from_pem(pem),
+                (None, Some(path)) => PublicKey::load(&file.parent().unwrap_or(Path::new(".")).join(path)),
+                _ => Err(refuse("it needs either 'file' or 'pem'".into())),
+            };
+            trust.keys.push(TrustedKey {
+                key: key.map_err(|e| e.context(format!("the key '{}' in {}", row.name, file.display())))?,
+                name: row.name,
+                modules: row.uses.contains(&Use::Modules),
+                entries: row.uses.contains(&Use::Entries),
+            });
+        }
+        for row in document.entry {
+            trust.entries.entry(row.key).or_default().insert(row.content);
+        }
+        Ok(trust)
+    }
+
+    /// Whether some key is trusted for modules: whether it is worth asking
+    /// for signatures.
+    pub fn has_module_keys(&self) -> bool {
+        self.keys.iter().any(|key| key.modules)
+    }
+
+    /// Whether a module that was pulled may run. `reference` is what the recipe
+    /// says.
+    ///
+    /// # Errors
+    /// `module_not_trusted`, saying what to add.
+    pub fn judge_module(&self, reference: &Reference, remote: &RemoteModule) -> Result<Grounds> {
+        if self.modules.contains(&remote.module) {
+            return Ok(Grounds::Listed);
+        }
+        if let Some(name) = self.repositories.iter().find(|pattern| covers(pattern, &remote.repository)) {
+            return Ok(Grounds::Repository(name.clone()));
+        }
+        if let Some(name) = self.signer_of_module(remote) {
+            return Ok(Grounds::Key(name));
+        }
+        if reference.digest == Some(remote.manifest) && !self.listed_only {
+            return Ok(Grounds::Pinned);
+        }
+        let why = match (&reference.digest, remote.signatures.len()) {
+            (Some(_), _) => {
+                "trust.toml says remote = \"listed\", and lists neither it nor its repository nor a key that signed it"
+                    .to_owned()
+            }
+            (None, 0) => "nothing vouches for what its tag points to".to_owned(),
+            (None, n) => format!("it has {n} signature(s), and none is of a key in trust.toml"),
+        };
+        let pin = reference.pinned(remote.manifest);
+        let pin = if self.listed_only { String::new() } else { format!("write \"{pin}\" in the recipe, or ") };
+        Err(Error::new(
+            Code::ModuleNotTrusted,
+            format!("the module {reference} (sha256:{}) may not run: {why}", remote.module),
+        )
+        .hint(format!(
+            "{pin}add to {}:\n{}[[module]]\ndigest = \"sha256:{}\"",
+            self.file.display(),
+            self.heading(),
+            remote.module
+        )))
+    }
+
+    /// Whether a module that a recipe names by digest may run. It may, unless
+    /// only what is listed may.
+    ///
+    /// # Errors
+    /// `module_not_trusted`, saying what to add.
+    pub fn judge_stored(&self, digest: &ModuleDigest) -> Result<Grounds> {
+        if self.modules.contains(digest) {
+            return Ok(Grounds::Listed);
+        }
+        if !self.listed_only {
+            return Ok(Grounds::Pinned);
+        }
+        Err(Error::new(
+            Code::ModuleNotTrusted,
+            format!(
+                "the module sha256:{digest} may not run: trust.toml says remote = \"listed\", and does not list it"
+            ),
+        )
+        .hint(format!("add to {}:\n[[module]]\ndigest = \"sha256:{digest}\"", self.file.display())))
+    }
+
+    fn signer_of_module(&self, remote: &RemoteModule) -> Option<String> {
+        let keys: Vec<PublicKey> = self.keys.iter().filter(|k| k.modules).map(|k| k.key.clone()).collect();
+        remote.signatures.iter().find_map(|text| {
+            let envelope = Envelope::parse(text.as_bytes()).ok()?;
+            let verified = verify(&envelope, &keys).ok()?;
+            let statement: Statement<ModulePredicate> = Statement::parse(verified.payload, MODULE_PREDICATE).ok()?;
+            let digest = remote.module.to_string();
+            let about = statement.subject.iter().any(|s| s.sha256_digest() == Some(&digest));
+            let signer = verified.signers.first()?;
+            about.then(|| self.name_of(signer))
+        })
+    }
+
+    fn name_of(&self, id: &crate::digest::KeyId) -> String {
+        self.keys.iter().find(|k| k.key.id() == *id).map_or_else(|| id.to_string(), |k| k.name.clone())
+    }
+
+    /// Whether an entry from elsewhere may be used. `attestations` are the
+    /// envelopes that came with it; `from` says from where.
+    ///
+    /// # Errors
+    /// `entry_not_trusted`, saying what to add.
+    pub fn judge_entry(
+        &self,
+        document: &EntryDocument,
+        document_digest: &BlobDigest,
+        attestations: &[Vec<u8>],
+        from: &str,
+    ) -> Result<Grounds> {
+        let (key, content) = (document.key, document.content_digest);
+        if self.entries.get(&key).is_some_and(|contents| contents.contains(&content)) {
+            return Ok(Grounds::Listed);
+        }
+        let mut flaw = None;
+        let keys: Vec<PublicKey> = self.keys.iter().filter(|k| k.entries).map(|k| k.key.clone()).collect();
+        for bytes in attestations {
+            let Ok(envelope) = Envelope::parse(bytes) else { continue };
+            let Ok(verified) = verify(&envelope, &keys) else { continue };
+            let checked = EntryStatement::read(verified.payload).and_then(|s| s.check(document, document_digest));
+            match (checked, verified.signers.first()) {
+                (Ok(()), Some(signer)) => return Ok(Grounds::Key(self.name_of(signer))),
+                (Err(e), _) => flaw = Some(e.message().to_owned()),
+                _ => {}
+            }
+        }
+        let why = match (flaw, attestations.len(), self.entries.get(&key)) {
+            (_, _, Some(_)) => format!("trust.toml lists other content for its key {key}"),
+            (Some(flaw), ..) => format!("a signed statement is not about it: {flaw}"),
+            (None, 0, _) => "it carries no attestation".to_owned(),
+            (None, n, _) => format!("it carries {n} attestation(s), and none is of a key in trust.toml"),
+        };
+        Err(Error::new(
+            Code::EntryNotTrusted,
+            format!("the entry {key} (content {content}) from {from} is not used: {why}"),
+        )
+        .hint(format!(
+            "if it is what you want, add to {}:\n{}[[entry]]\nkey = \"{key}\"\ncontent = \"{content}\"\nor add the key of whoever signs entries as [[key]], or use --trust-registry to believe the registry this once",
+            self.file.display(),
+            self.heading(),
+        )))
+    }
+
+    /// Whether a signed document is of a key that is trusted for entries: its
+    /// payload of the given type.
+    pub fn entry_payload<'a>(&self, envelope: &'a Envelope, payload_type: &str) -> Option<(&'a [u8], String)> {
+        let keys: Vec<PublicKey> = self.keys.iter().filter(|k| k.entries).map(|k| k.key.clone()).collect();
+        let verified = verify(envelope, &keys).ok().filter(|v| v.payload_type == payload_type)?;
+        let signer = self.name_of(verified.signers.first()?);
+        Some((verified.payload, signer))
+    }
+
+    /// The file's first line, where there is none to add to yet.
+    fn heading(&self) -> &'static str {
+        if self.file.exists() { "" } else { "trust = 1\n" }
+    }
+
+    /// The file that it is read from.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+}
+
+/// Whether a pattern of trust.toml covers a repository.
+fn covers(pattern: &str, repository: &str) -> bool {
+    match pattern.strip_suffix("/*") {
+        None => pattern == repository,
+        Some(folder) => {
+            folder.len() > SCHEME.len() && repository.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
+        }
+    }
+}
+
+fn locate(text: &str, offset: usize, file: &Path) -> Location {
+    let before = text.get(..offset.min(text.len())).unwrap_or("");
+    let line = before.bytes().filter(|b| *b == b'\n').count() + 1;
+    let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
+    let bounded = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    Location { file: file.to_path_buf(), line: bounded(line), column: bounded(column) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attest::{PAYLOAD_TYPE, SigningKey, Subject, sign};
+    use crate::digest::TensorDigest;
+    use crate::store::document::{BlockRecord, SCHEMA};
+
+    fn trust(text: &str) -> Trust {
+        Trust::parse(&format!("trust = 1\n{text}"), Path::new("/etc/trust.toml")).unwrap()
+    }
+
+    fn remote(signatures: Vec<String>) -> RemoteModule {
+        RemoteModule {
+            repository: "oci://r.io/acme/regroup".into(),
+            manifest: BlobDigest::of(b"manifest"),
+            module: ModuleDigest::of(b"wasm"),
+            signatures,
+        }
+    }
+
+    fn signature(key: &SigningKey, digest: ModuleDigest) -> String {
+        let predicate = ModulePredicate { name: "regroup".into(), version: "1".into() };
+        let statement = Statement::new(vec![Subject::sha256("regroup", digest)], MODULE_PREDICATE, predicate);
+        let envelope = sign(PAYLOAD_TYPE, &statement.to_bytes().unwrap(), key);
+        String::from_utf8(envelope.to_json().unwrap()).unwrap()
+    }
+
+    fn key_row(key: &SigningKey, uses: &str) -> String {
+        format!("[[key]]\nname = \"acme\"\npem = \"\"\"{}\"\"\"\nfor = [{uses}]\n", key.public().to_pem().unwrap())
+    }
+
+    #[test]
+    fn a_tag_needs_a_rule_and_a_pin_does_not() {
+        let tag = Reference::parse("oci://r.io/acme/regroup:v1").unwrap();
+        let pinned = tag.pinned(BlobDigest::of(b"manifest"));
+        let other = tag.pinned(BlobDigest::of(b"another"));
+        let module = remote(Vec::new());
+        let none = trust("");
+        assert_eq!(none.judge_module(&pinned, &module).unwrap(), Grounds::Pinned);
+        for reference in [&tag, &other] {
+            let refused = none.judge_module(reference, &module).unwrap_err();
+            assert_eq!(refused.code(), Code::ModuleNotTrusted);
+            let hint = refused.hint_text().unwrap();
+            assert!(hint.contains("/etc/trust.toml") && hint.contains(&module.module.to_string()), "{hint}");
+        }
+        let listed = trust("remote = \"listed\"");
+        assert_eq!(listed.judge_module(&pinned, &module).unwrap_err().code(), Code::ModuleNotTrusted);
+        assert_eq!(listed.judge_stored(&module.module).unwrap_err().code(), Code::ModuleNotTrusted);
+        assert_eq!(none.judge_stored(&module.module).unwrap(), Grounds::Pinned);
+        let by_digest = trust(&format!("remote = \"listed\"\n[[module]]\ndigest = \"sha256:{}\"", module.module));
+        assert_eq!(by_digest.judge_module(&tag, &module).unwrap(), Grounds::Listed);
+        assert_eq!(by_digest.judge_stored(&module.module).unwrap(), Grounds::Listed);
+    }
+
+    #[test]
+    fn repositories_match_whole_components() {
+        let tag = Reference::parse("oci://r.io/acme/regroup:v1").unwrap();
+        let judged =
+            |name: &str| trust(&format!("[[repository]]\nname = \"{name}\"")).judge_module(&tag, &remote(Vec::new()));
+        for name in ["oci://r.io/acme/regroup", "oci://r.io/acme/*", "oci://r.io/*"] {
+            assert_eq!(judged(name).unwrap(), Grounds::Repository(name.into()));
+        }
+        for name in [
+            "oci://r.io/acme",
+            "oci://r.io/acme/reg",
+            "oci://r.io/ac/*",
+            "oci://other.io/*",
+            "oci://r.io/acme/regroup/*",
+        ] {
+            assert_eq!(judged(name).unwrap_err().code(), Code::ModuleNotTrusted, "{name}");
+        }
+        for bad in ["r.io/acme", "oci://*", "oci://r.io/a:v", "oci://r.io/a*", "/*"] {
+            let text = format!("trust = 1\n[[repository]]\nname = \"{bad}\"");
+            assert_eq!(Trust::parse(&text, Path::new("t")).unwrap_err().code(), Code::BadParams, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_signature_counts_for_its_module_and_its_use() {
+        let (acme, stranger) = (SigningKey::from_secret(&[1; 32]), SigningKey::from_secret(&[2; 32]));
+        let tag = Reference::parse("oci://r.io/acme/regroup:v1").unwrap();
+        let module = ModuleDigest::of(b"wasm");
+        let acme_trusted = trust(&key_row(&acme, "\"modules\""));
+        let judged = |signatures| acme_trusted.judge_module(&tag, &remote(signatures));
+        assert_eq!(
+            judged(vec![signature(&stranger, module), signature(&acme, module)]).unwrap(),
+            Grounds::Key("acme".into())
+        );
+        let altered = signature(&acme, module).replace("\"sig\":\"", "\"sig\":\"A");
+        for bad in [signature(&stranger, module), signature(&acme, ModuleDigest::of(b"x")), altered, "{}".into()] {
+            assert_eq!(judged(vec![bad]).unwrap_err().code(), Code::ModuleNotTrusted);
+        }
+        let for_entries = trust(&key_row(&acme, "\"entries\""));
+        let refused = for_entries.judge_module(&tag, &remote(vec![signature(&acme, module)]));
+        assert_eq!(refused.unwrap_err().code(), Code::ModuleNotTrusted);
+    }
+
+    fn entry(key: &[u8], content: &[u8]) -> EntryDocument {
+        EntryDocument {
+            schema: SCHEMA.into(),
+            key: ActionKey::of(key),
+            content_digest: ContentDigest::of(content),
+            tensors: Vec::new(),
+            aliases: Vec::new(),
+            blocks: Vec::<BlockRecord>::new(),
+            shards: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn content_is_pinned_for_a_key() {
+        let document = entry(b"key", b"content");
+        let digest = BlobDigest::of(b"document");
+        let row = |key: ActionKey, content: ContentDigest| {
+            trust(&format!("[[entry]]\nkey = \"{key}\"\ncontent = \"{content}\""))
+        };
+        let judged = |trust: Trust| trust.judge_entry(&document, &digest, &[], "here");
+        assert_eq!(judged(row(document.key, document.content_digest)).unwrap(), Grounds::Listed);
+        // The same content under another key is another claim.
+        for other in
+            [row(ActionKey::of(b"k"), document.content_digest), row(document.key, ContentDigest::of(b"c")), trust("")]
+        {
+            let refused = judged(other).unwrap_err();
+            assert_eq!(refused.code(), Code::EntryNotTrusted);
+            assert!(refused.hint_text().unwrap().contains(&document.content_digest.to_string()));
+        }
+        let _ = TensorDigest::of(b"");
+    }
+
+    #[test]
+    fn an_attestation_must_be_about_the_entry() {
+        let (acme, stranger) = (SigningKey::from_secret(&[1; 32]), SigningKey::from_secret(&[2; 32]));
+        let (document, other) = (entry(b"key", b"content"), entry(b"key", b"other"));
+        let digest = BlobDigest::of(b"document");
+        let attested = |key: &SigningKey, about: &EntryDocument| {
+            let statement = EntryStatement::of_entry(about, &digest, Vec::new(), Vec::new());
+            sign(PAYLOAD_TYPE, &statement.to_bytes().unwrap(), key).to_json().unwrap()
+        };
+        let trusted = trust(&key_row(&acme, "\"entries\""));
+        let judged = |envelope: Vec<u8>| trusted.judge_entry(&document, &digest, &[b"x".to_vec(), envelope], "here");
+        assert_eq!(judged(attested(&acme, &document)).unwrap(), Grounds::Key("acme".into()));
+        for bad in [attested(&stranger, &document), attested(&acme, &other)] {
+            assert_eq!(judged(bad).unwrap_err().code(), Code::EntryNotTrusted);
+        }
+        let for_modules = trust(&key_row(&acme, "\"modules\""));
+        let refused = for_modules.judge_entry(&document, &digest, &[attested(&acme, &document)], "here");
+        assert_eq!(refused.unwrap_err().code(), Code::EntryNotTrusted);
+    }
+
+    #[test]
+    fn malformed_files_say_where() {
+        let hex = "ab".repeat(32);
+        for bad in [
+            "",
+            "trust = 2",
+            "trust = 1\nremot = \"pinned\"",
+            "trust = 1\nremote = \"any\"",
+            "trust = 1\n[[module]]\ndigest = \"12\"",
+            "trust = 1\n[[key]]\nname = \"a\"",
+            "trust = 1\n[[key]]\nname = \"a\"\npem = \"x\"",
+            "trust = 1\n[[entry]]\nkey = \"1\"",
+            &format!("trust = 1\n[[module]]\ndigest = \"{hex}\""),
+            "trust = ",
+        ] {
+            let error = Trust::parse(bad, Path::new("t.toml")).unwrap_err();
+            assert!(matches!(error.code(), Code::BadParams | Code::AttestationInvalid), "{bad}: {error}");
+        }
+        let error = Trust::parse("trust = 1\nremot = 1", Path::new("t.toml")).unwrap_err();
+        assert_eq!(error.location().unwrap().line, 2, "{error}");
+    }
+
+    #[test]
+    fn a_file_that_others_may_change_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("trust.toml");
+        assert!(Trust::read(&file).is_ok(), "none is nobody's");
+        std::fs::write(&file, "trust = 1\n").unwrap();
+        assert!(Trust::read(&file).is_ok());
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o666)).unwrap();
+        assert_eq!(Trust::read(&file).unwrap_err().code(), Code::BadParams);
+    }
+}
