@@ -76,11 +76,22 @@ pub(super) struct RegistryArgs {
     #[arg(long, value_name = "N", default_value_t = 4, help_heading = "Registries",
           value_parser = clap::value_parser!(u16).range(1..=64))]
     connections: u16,
+    /// Ask this host for blobs before the registry: a cache, a peer. It need not be trusted. May be
+    /// repeated [default: $WEIGHTMILL_MIRRORS, separated by commas]
+    #[arg(long, value_name = "HOST", help_heading = "Registries")]
+    mirror: Vec<String>,
 }
 
 impl Default for RegistryArgs {
     fn default() -> Self {
-        RegistryArgs { plain_http: false, tls: false, registry_timeout: 60, registry_retries: 5, connections: 4 }
+        RegistryArgs {
+            plain_http: false,
+            tls: false,
+            registry_timeout: 60,
+            registry_retries: 5,
+            connections: 4,
+            mirror: Vec::new(),
+        }
     }
 }
 
@@ -95,6 +106,12 @@ impl RegistryArgs {
             timeout: Duration::from_secs(self.registry_timeout),
             retries: self.registry_retries,
             connections: usize::from(self.connections),
+            mirrors: match std::env::var("WEIGHTMILL_MIRRORS") {
+                Ok(hosts) if self.mirror.is_empty() => {
+                    hosts.split(',').map(str::trim).filter(|host| !host.is_empty()).map(str::to_owned).collect()
+                }
+                _ => self.mirror.clone(),
+            },
         }
     }
 }

@@ -5,8 +5,9 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use super::client::{BlobSource, Failure, Registry, interrupted};
+use super::client::{Again, BlobSource, Failure, Registry, interrupted};
 use crate::digest::BlobDigest;
 use crate::error::{Code, Error, Result};
 use crate::progress::Progress;
@@ -18,9 +19,9 @@ const PIECE_BYTES: usize = 1 << 20;
 /// all its retries.
 const PROGRESS_BYTES: u64 = 16 << 20;
 
-/// Receives the rest of a blob. What arrived in an earlier attempt is thrown
-/// away once if the whole has the wrong digest: after a crash it may be
-/// anything.
+/// Receives the rest of a blob. If the whole has the wrong digest, it is
+/// received anew, once, where the fault may not be the registry's: what arrived
+/// in an earlier attempt may be anything after a crash, and a mirror may lie.
 pub(super) fn download(
     registry: &Registry,
     digest: &BlobDigest,
@@ -28,7 +29,7 @@ pub(super) fn download(
     progress: &dyn Progress,
 ) -> Result<()> {
     loop {
-        receive_rest(registry, digest, reception, progress)?;
+        let mirrored = receive_rest(registry, digest, reception, progress)?;
         let found = reception.digest_so_far();
         if found == *digest {
             return Ok(());
@@ -36,59 +37,81 @@ pub(super) fn download(
         let continued = reception.is_continued();
         // Either way nothing of it may be continued.
         reception.restart()?;
-        if !continued {
+        registry.distrust_mirrors();
+        if !continued && !mirrored {
             return Err(registry.not_the_blob(digest, &found));
         }
     }
 }
 
+/// Whether a mirror gave some of the bytes.
 fn receive_rest(
     registry: &Registry,
     digest: &BlobDigest,
     reception: &mut Reception<'_>,
     progress: &dyn Progress,
-) -> Result<()> {
+) -> Result<bool> {
     let doing = format!("receiving the blob sha256:{digest}");
     let mut buffer = vec![0; PIECE_BYTES];
     let mut furthest = reception.received_bytes();
+    let mut mirrored = false;
     registry.retried(progress, || {
-        let mut attempt = || -> Result<(), Failure> {
-            if reception.received_bytes() == reception.size_bytes() {
-                return Ok(());
-            }
-            let mut stream = registry.stream(digest, reception.received_bytes())?;
-            if stream.offset != reception.received_bytes() {
-                if stream.offset != 0 {
-                    let what = format!(
-                        "{doing}: asked from byte {} on, got byte {}",
-                        reception.received_bytes(),
-                        stream.offset
-                    );
-                    return Err(Error::new(Code::RegistryRefused, what).into());
-                }
-                reception.restart()?;
-            }
-            loop {
-                if progress.cancelled() {
-                    return Err(interrupted().into());
-                }
-                let read = stream.reader.read(&mut buffer).map_err(|e| Failure::of_read(e, &doing))?;
-                if read == 0 {
-                    break;
-                }
-                reception.append(&buffer[..read])?;
-                progress.advance(read as u64);
-            }
-            match reception.size_bytes() - reception.received_bytes() {
-                0 => Ok(()),
-                missing => Err(Failure::short(&doing, missing)),
-            }
-        };
+        let mut attempt = || receive(registry, digest, reception, &mut buffer, &mut mirrored, &doing, progress);
         let result = attempt();
         let moved = reception.received_bytes().saturating_sub(furthest) >= PROGRESS_BYTES;
         furthest = furthest.max(reception.received_bytes());
-        result.map_err(|failure| Failure { progressed: moved, ..failure })
-    })
+        let Err(failure) = result else { return Ok(()) };
+        if !mirrored {
+            return Err(Failure { progressed: moved, ..failure });
+        }
+        // It broke at a mirror: the registry is asked for the whole, at once.
+        // This happens once, since no mirror is asked any more.
+        registry.distrust_mirrors();
+        reception.restart()?;
+        mirrored = false;
+        Err(Failure { again: Again::After(Some(Duration::ZERO)), progressed: true, ..failure })
+    })?;
+    Ok(mirrored)
+}
+
+/// One attempt.
+fn receive(
+    registry: &Registry,
+    digest: &BlobDigest,
+    reception: &mut Reception<'_>,
+    buffer: &mut [u8],
+    mirrored: &mut bool,
+    doing: &str,
+    progress: &dyn Progress,
+) -> Result<(), Failure> {
+    let from = reception.received_bytes();
+    if from == reception.size_bytes() {
+        return Ok(());
+    }
+    let mut stream = registry.stream(digest, from)?;
+    *mirrored |= stream.mirrored;
+    if stream.offset != from {
+        if stream.offset != 0 {
+            let what = format!("{doing}: asked from byte {from} on, got byte {}", stream.offset);
+            return Err(Error::new(Code::RegistryRefused, what).into());
+        }
+        reception.restart()?;
+    }
+    loop {
+        if progress.cancelled() {
+            return Err(interrupted().into());
+        }
+        let read = stream.reader.read(buffer).map_err(|e| Failure::of_read(e, doing))?;
+        if read == 0 {
+            break;
+        }
+        reception.append(&buffer[..read])?;
+        progress.advance(read as u64);
+    }
+    match reception.size_bytes() - reception.received_bytes() {
+        0 => Ok(()),
+        missing => Err(Failure::short(doing, missing)),
+    }
 }
 
 /// Works through `count` pieces on so many threads. The first error ends all:

@@ -431,6 +431,52 @@ fn an_unfinished_download_that_rotted_is_made_anew() {
 }
 
 #[test]
+fn mirrors_serve_blobs_and_need_not_be_trusted() {
+    let Some(scene) = Scene::new() else { return };
+    let blobs = |front: &Front| front.requests().iter().filter(|r| r.is_blob()).count();
+    let pull = |name: &str, registry: &Front, mirror: &Front| {
+        let user = scene.world.user(name);
+        let mirror = format!("127.0.0.1:{}", mirror.port());
+        let arguments =
+            ["pull", text(&scene.entry, "key"), &registry.repository(NAME), "--trust-registry", "--mirror", &mirror];
+        let pulled = user.run(&arguments).ok();
+        assert_eq!(pulled["content_digest"], scene.entry["content_digest"]);
+        user.run(&["verify", "--all"]).ok();
+    };
+    let honest = || scene.front(|request, upstream| Some(upstream.ask(request)));
+    // One that has everything is asked for every blob, and for nothing else.
+    let (registry, mirror) = (honest(), honest());
+    pull("good", &registry, &mirror);
+    assert_eq!(blobs(&registry), 0);
+    assert!(blobs(&mirror) > 5 && mirror.requests().iter().all(|r| r.is_blob() && r.path.contains("?ns=127.0.0.1:")));
+    // One that has nothing.
+    let (registry, mirror) = (honest(), scene.front(|_, _| Some(Answer::new(404, &[], b""))));
+    pull("empty", &registry, &mirror);
+    assert!(blobs(&registry) > 5);
+    // One that lies, one that breaks off, and one that gives too much.
+    for (name, harm) in [("lying", 0), ("breaking", 1), ("endless", 2)] {
+        let mirror = scene.front(move |request, upstream| {
+            let mut answer = upstream.ask(request);
+            if answer.body.len() > 60_000 {
+                answer.header("content-length", &answer.body.len().to_string());
+                match harm {
+                    0 => answer.body[7000] ^= 1,
+                    1 => answer.cut_at = Some(50_000),
+                    _ => {
+                        answer.body.extend_from_slice(b"more");
+                        answer.headers.retain(|(name, _)| name != "content-length");
+                    }
+                }
+            }
+            Some(answer)
+        });
+        let registry = honest();
+        pull(name, &registry, &mirror);
+        assert!(blobs(&registry) > 0 && blobs(&mirror) > 0);
+    }
+}
+
+#[test]
 fn a_collision_in_the_registry_replaces_nothing() {
     let Some(scene) = Scene::new() else { return };
     let builder = scene.world.user("builder");

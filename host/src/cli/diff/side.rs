@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::Row;
 use crate::checkpoint::{Checkpoint, DigestCache, NoCache, source_digests};
-use crate::cli::args::{Global, RecipeArgs, TpArgs, WorkArgs};
+use crate::cli::args::{Global, RecipeArgs, RemoteArgs, TpArgs, WorkArgs};
 use crate::cli::made::Made;
 use crate::cli::progress::Bar;
 use crate::cli::session::{self, Session};
@@ -88,7 +88,12 @@ impl Side {
 }
 
 fn make(global: &Global, recipe: &Path, checkpoint: &Path, named: &Named<'_>) -> Result<Made> {
-    let args = RecipeArgs { recipe: recipe.to_path_buf(), checkpoint: checkpoint.to_path_buf(), tp: named.tp };
+    let args = RecipeArgs {
+        recipe: recipe.to_path_buf(),
+        checkpoint: checkpoint.to_path_buf(),
+        tp: named.tp,
+        remote: RemoteArgs::default(),
+    };
     // Modules that were pulled are in the store; entries are not looked at.
     let session = Session::open(&args, session::existing_store(global)?.as_ref(), named.engine)?;
     Made::plan(&session, named.work.jobs, session::memory_budget(named.work))

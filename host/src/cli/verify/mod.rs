@@ -170,12 +170,8 @@ fn attested_rebuild(global: &Global, args: &Args, attested: &Attested) -> Result
         )
         .hint("leave --sample out, or name the --entry"));
     }
-    let recipe = RecipeArgs {
-        recipe: recipe.clone(),
-        checkpoint: checkpoint.clone(),
-        tp: args.tp,
-        remote: args.remote.clone(),
-    };
+    let recipe =
+        RecipeArgs { recipe: recipe.clone(), checkpoint: checkpoint.clone(), tp: args.tp, remote: args.remote.clone() };
     // Modules that were pulled are in the store; entries are not looked at.
     let store = session::existing_store(global)?;
     let (pool, bar) = (session::pool(args.work.jobs)?, Bar::new());

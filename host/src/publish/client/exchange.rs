@@ -9,7 +9,7 @@ use std::io::Read;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
-use ureq::http::{HeaderMap, Method, Request, header};
+use ureq::http::{HeaderMap, Method, Request, Response, header};
 use ureq::{Body, SendBody};
 
 use super::auth::Scope;
@@ -186,8 +186,7 @@ impl Registry {
                 self.agent.run(request.header(header::CONTENT_LENGTH, *len).body(body).map_err(invalid)?)
             }
         };
-        let (parts, body) = sent.map_err(|e| from_transport(e, &doing()))?.into_parts();
-        Ok(Answer { status: parts.status.as_u16(), headers: parts.headers, body, timeout: self.options.timeout })
+        Ok(Answer::of(sent.map_err(|e| from_transport(e, &doing()))?, self.options.timeout))
     }
 
     fn judge(&self, answer: Answer, ask: &Ask<'_>) -> Result<Answer, Failure> {
@@ -313,6 +312,11 @@ fn is_certificate(error: &std::io::Error) -> bool {
 }
 
 impl Answer {
+    pub(super) fn of(response: Response<Body>, timeout: Duration) -> Self {
+        let (parts, body) = response.into_parts();
+        Answer { status: parts.status.as_u16(), headers: parts.headers, body, timeout }
+    }
+
     /// The answer unless it is 404.
     pub(super) fn or_missing(self, repository: &Repository) -> Result<Answer> {
         if self.status == 404 { Err(self.refusal(repository).error) } else { Ok(self) }

@@ -26,6 +26,7 @@
 
 mod auth;
 mod exchange;
+mod mirrors;
 mod referrers;
 mod transport;
 mod upload;
@@ -39,6 +40,7 @@ pub use upload::{BlobSource, Pushed};
 
 use self::auth::{Auth, Scope};
 use self::exchange::{Answer, Ask, Payload};
+use self::mirrors::Mirrors;
 use super::manifest::{MANIFEST, MANIFEST_LIMIT_BYTES, Manifest};
 use super::reference::Repository;
 use crate::digest::BlobDigest;
@@ -70,11 +72,19 @@ pub struct RegistryOptions {
     pub retries: u32,
     /// Blobs that are transferred at once.
     pub connections: usize,
+    /// Hosts that are asked for blobs first.
+    pub mirrors: Vec<String>,
 }
 
 impl Default for RegistryOptions {
     fn default() -> Self {
-        RegistryOptions { tls: Tls::Elsewhere, timeout: Duration::from_secs(60), retries: 5, connections: 4 }
+        RegistryOptions {
+            tls: Tls::Elsewhere,
+            timeout: Duration::from_secs(60),
+            retries: 5,
+            connections: 4,
+            mirrors: Vec::new(),
+        }
     }
 }
 
@@ -110,6 +120,8 @@ pub struct BlobStream {
     /// Where they begin: where they were asked from, or 0 if the registry
     /// knows no ranges.
     pub offset: u64,
+    /// Whether a mirror gives them.
+    pub mirrored: bool,
     /// The bytes. Not verified yet.
     pub reader: Box<dyn Read + Send>,
 }
@@ -119,6 +131,7 @@ pub struct Registry {
     repository: Repository,
     base: String,
     agent: ureq::Agent,
+    mirrors: Mirrors,
     auth: Auth,
     options: RegistryOptions,
 }
@@ -140,6 +153,7 @@ impl Registry {
         Ok(Registry {
             base: format!("{scheme}://{}/v2/{}", repository.api_host(), repository.api_name()),
             auth: Auth::new(repository, plain),
+            mirrors: Mirrors::new(repository, options)?,
             repository: repository.clone(),
             agent,
             options: options.clone(),
@@ -172,6 +186,7 @@ impl Registry {
                     }
                     if progress.cancelled() {
                         self.agent.clone().shutdown();
+                        self.mirrors.shutdown();
                         return;
                     }
                 }
@@ -281,6 +296,14 @@ impl Registry {
     /// `digest_mismatch`; `registry_refused` if there is none, or it is larger;
     /// like [`Registry::resolve`].
     pub fn small_blob(&self, digest: &BlobDigest, limit_bytes: u64, progress: &dyn Progress) -> Result<Vec<u8>> {
+        if let Some(answer) = self.mirrors.ask(digest, 0)
+            && let Ok(bytes) = answer.whole(limit_bytes, "a blob")
+        {
+            if BlobDigest::of(&bytes) == *digest {
+                return Ok(bytes);
+            }
+            self.distrust_mirrors();
+        }
         let ask = Ask::new(Method::GET, self.blob_url(digest), Scope::Pull);
         let what = format!("the blob sha256:{digest}");
         let bytes = self.retried(progress, || {
@@ -299,14 +322,30 @@ impl Registry {
     /// The bytes of a blob from `offset` on. Does not retry: the caller knows
     /// from where to go on.
     pub(super) fn stream(&self, digest: &BlobDigest, offset: u64) -> Result<BlobStream, Failure> {
-        let mut ask = Ask::new(Method::GET, self.blob_url(digest), Scope::Pull);
-        ask.from = offset;
-        let answer = self.once(&ask)?;
+        let mirror = self.mirrors.ask(digest, offset);
+        let mirrored = mirror.is_some();
+        let answer = match mirror {
+            Some(answer) => answer,
+            None => {
+                let mut ask = Ask::new(Method::GET, self.blob_url(digest), Scope::Pull);
+                ask.from = offset;
+                self.once(&ask)?
+            }
+        };
         match answer.status {
             404 => Err(self.no_blob(digest).into()),
-            206 => Ok(BlobStream { offset: answer.range_start().unwrap_or(offset), reader: answer.into_reader() }),
-            _ => Ok(BlobStream { offset: 0, reader: answer.into_reader() }),
+            206 => Ok(BlobStream {
+                offset: answer.range_start().unwrap_or(offset),
+                mirrored,
+                reader: answer.into_reader(),
+            }),
+            _ => Ok(BlobStream { offset: 0, mirrored, reader: answer.into_reader() }),
         }
+    }
+
+    /// Asks the registry alone from now on.
+    pub(super) fn distrust_mirrors(&self) {
+        self.mirrors.give_up();
     }
 
     /// Runs `attempt` until it succeeds, fails for good, or the retries are
@@ -339,7 +378,7 @@ impl Registry {
     }
 }
 
-pub(super) use exchange::Failure;
+pub(super) use exchange::{Again, Failure};
 
 pub(super) fn interrupted() -> Error {
     Error::new(Code::Interrupted, "stopped while talking to the registry")
