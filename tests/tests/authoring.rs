@@ -328,3 +328,22 @@ fn a_module_in_c_equals_the_one_in_rust() {
         run(["module", "inspect"].map(OsStr::new).into_iter().chain([source.join("widen.wasm").as_os_str()])).ok();
     assert_eq!(ran["metadata"]["name"], "widen");
 }
+
+#[test]
+fn shipped_modules_pass_their_vectors_on_both_engines() {
+    let transforms = repository().join("transforms");
+    let dist = std::fs::read_dir(transforms.join("dist")).unwrap().map(|entry| entry.unwrap().path());
+    let mut modules: Vec<PathBuf> = dist.filter(|path| path.extension() == Some(OsStr::new("wasm"))).collect();
+    modules.sort();
+    assert_eq!(modules.len(), 20);
+    for path in modules {
+        let name = path.file_stem().unwrap();
+        let vectors = transforms.join(name).join("vectors");
+        for engine in ["wasmtime", "wasmi"] {
+            let arguments = ["test".as_ref(), name, "--vectors".as_ref(), vectors.as_os_str()];
+            let json = succeed(&transforms, arguments.into_iter().chain(["--engine".as_ref(), engine.as_ref()]));
+            assert_eq!(json["failed"], 0, "{json:#}");
+            assert_eq!(json["engine"], engine);
+        }
+    }
+}
