@@ -196,7 +196,7 @@ struct Body {
 impl Error {
     /// An error of `code`.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
-        Error(Box::new(Body { code, message: message.into(), hint: None, at: None }))
+        Error(Box::new(Body { code, message: printable(message.into()), hint: None, at: None }))
     }
 
     /// An `io_error` that says what was being done.
@@ -207,7 +207,7 @@ impl Error {
     /// Adds what to do about it.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.0.hint = Some(hint.into());
+        self.0.hint = Some(printable(hint.into()));
         self
     }
 
@@ -221,7 +221,7 @@ impl Error {
     /// Puts `context` and a colon before the message.
     #[must_use]
     pub fn context(mut self, context: impl fmt::Display) -> Self {
-        self.0.message = format!("{context}: {}", self.0.message);
+        self.0.message = printable(format!("{context}: {}", self.0.message));
         self
     }
 
@@ -267,6 +267,29 @@ impl fmt::Debug for Error {
 
 impl std::error::Error for Error {}
 
+/// A text that is safe to print, whatever it quotes from a hostile file: control
+/// characters and what turns the direction of writing are escaped, and it ends.
+fn printable(text: String) -> String {
+    const MAX_BYTES: usize = 8192;
+    let hostile = |c: char| c.is_control() || matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}');
+    if text.len() <= MAX_BYTES && !text.contains(hostile) {
+        return text;
+    }
+    let mut safe = String::new();
+    for c in text.chars() {
+        if safe.len() > MAX_BYTES {
+            safe.push('…');
+            break;
+        }
+        if hostile(c) {
+            safe.extend(c.escape_default());
+        } else {
+            safe.push(c);
+        }
+    }
+    safe
+}
+
 /// The name of `candidates` nearest to `name`, if any is near enough to be
 /// what was meant.
 pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
@@ -299,6 +322,17 @@ mod tests {
         let error = Error::new(Code::BadParams, "no").at(at(3)).at(at(9));
         assert_eq!(error.location(), Some(&at(3)));
         assert_eq!(error.to_string(), "r.toml:3:1: no (bad_params)");
+    }
+
+    #[test]
+    fn whatever_is_quoted_is_safe_to_print_and_bounded() {
+        let hostile = "a\u{1b}[2J\nb\u{202e}";
+        let error = Error::new(Code::BadParams, hostile).hint(hostile).context(hostile);
+        let escaped = r"a\u{1b}[2J\nb\u{202e}";
+        assert_eq!(error.message(), format!("{escaped}: {escaped}"));
+        assert_eq!(error.hint_text(), Some(escaped));
+        let long = Error::new(Code::BadParams, "\u{1}".repeat(100_000)).context("\u{2}".repeat(100_000));
+        assert!(long.message().len() < 9000 && long.message().ends_with('…'));
     }
 
     #[test]

@@ -6,6 +6,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
+pub mod fuzz;
+
 /// The program under test: `WEIGHTMILL_BIN`, or the one that was built beside
 /// the tests.
 ///
