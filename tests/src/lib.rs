@@ -6,7 +6,11 @@ use std::process::Command;
 
 use serde_json::Value;
 
+pub mod execution;
 pub mod fuzz;
+pub mod golden;
+pub mod reproduce;
+pub mod v8;
 
 /// The program under test: `WEIGHTMILL_BIN`, or the one that was built beside
 /// the tests.

@@ -18,6 +18,14 @@ pub(super) struct Case {
 }
 
 impl Case {
+    /// The module, and which of its forms.
+    pub(super) fn name(&self) -> String {
+        match self.variant {
+            "" => self.module.to_string(),
+            variant => format!("{}, {variant}", self.module),
+        }
+    }
+
     /// The recipe.
     pub(super) fn recipe(&self) -> String {
         let (inputs, outputs) = self.roles;
@@ -30,8 +38,15 @@ impl Case {
 
 /// A case for every module; large inputs have about `bytes`.
 pub(super) fn all(bytes: u64) -> Vec<Case> {
-    // Rows of 4,096 elements, a multiple of 3 × 128 × 8 of them, at 2 bytes.
-    let rows = (bytes / 8192).next_multiple_of(3 * 1024).max(3 * 1024);
+    const COLUMNS: u64 = 4096;
+    sized(bytes / (2 * COLUMNS), COLUMNS)
+}
+
+/// A case for every module, with about so many `rows`, and `columns`, a
+/// multiple of 128.
+pub(super) fn sized(rows: u64, columns: u64) -> Vec<Case> {
+    // A multiple of 3 × 128 × 8.
+    let rows = rows.next_multiple_of(3 * 1024).max(3 * 1024);
     let one = |module, variant, dtype, shape: Vec<u64>, params: &str| Case {
         module,
         variant,
@@ -49,19 +64,19 @@ pub(super) fn all(bytes: u64) -> Vec<Case> {
     };
     let mut stack = Vec::new();
     for e in 0..experts {
-        stack.extend(named(&[&format!("e.{e}.w1"), &format!("e.{e}.w3")], bf16, &[width, 4096]));
-        stack.extend(named(&[&format!("e.{e}.w2")], bf16, &[4096, width]));
+        stack.extend(named(&[&format!("e.{e}.w1"), &format!("e.{e}.w3")], bf16, &[width, columns]));
+        stack.extend(named(&[&format!("e.{e}.w2")], bf16, &[columns, width]));
     }
     let quantised = |scheme: &str, scale: Vec<u64>| Case {
         module: "fp8-dequantize",
         variant: if scheme == "block" { "block" } else { "tensor" },
-        inputs: vec![("t".into(), f8, vec![2 * rows, 4096]), ("s".into(), f32, scale)],
+        inputs: vec![("t".into(), f8, vec![2 * rows, columns]), ("s".into(), f32, scale)],
         roles: ("w = \"t\", scale = \"s\"", "w = \"o\""),
         params: format!("scheme = \"{scheme}\", dtype = \"BF16\""),
     };
     let to_fp8 = |variant, scheme: &str| Case {
         roles: ("w = \"t\"", "w = \"o\", scale = \"os\""),
-        ..one("fp8-quantize", variant, bf16, vec![rows, 4096], &format!("scheme = \"{scheme}\""))
+        ..one("fp8-quantize", variant, bf16, vec![rows, columns], &format!("scheme = \"{scheme}\""))
     };
     let packed = 4 * rows;
     vec![
@@ -71,32 +86,32 @@ pub(super) fn all(bytes: u64) -> Vec<Case> {
                 "qkv-regroup",
                 "",
                 bf16,
-                vec![rows, 4096],
+                vec![rows, columns],
                 &format!("groups = {}, q_per_group = 1, head_dim = 128", rows / 384),
             )
         },
         Case {
             module: "qkv-fuse",
             variant: "",
-            inputs: named(&["q", "k", "v"], bf16, &[third, 4096]),
+            inputs: named(&["q", "k", "v"], bf16, &[third, columns]),
             roles: ("q = \"q\", k = \"k\", v = \"v\"", "qkv = \"o\""),
             params: head(third),
         },
         Case {
             roles: ("qkv = \"t\"", "q = \"q\", k = \"k\", v = \"v\""),
-            ..one("qkv-split", "", bf16, vec![rows, 4096], &head(third))
+            ..one("qkv-split", "", bf16, vec![rows, columns], &head(third))
         },
         one(
             "rope-permute",
             "",
             bf16,
-            vec![rows, 4096],
+            vec![rows, columns],
             &format!("num_heads = {}, head_dim = 128, to = \"interleaved\"", rows / 128),
         ),
         Case {
             module: "gate-up",
             variant: "interleave",
-            inputs: named(&["t"], bf16, &[rows, 4096]),
+            inputs: named(&["t"], bf16, &[rows, columns]),
             roles: ("gate_up = \"t\"", "gate_up = \"o\""),
             params: "op = \"interleave\"".into(),
         },
@@ -110,32 +125,32 @@ pub(super) fn all(bytes: u64) -> Vec<Case> {
         Case {
             module: "concat",
             variant: "",
-            inputs: named(&["t.0", "t.1", "t.2"], bf16, &[third, 4096]),
+            inputs: named(&["t.0", "t.1", "t.2"], bf16, &[third, columns]),
             roles: ("w = \"t.{*i}\"", "w = \"o\""),
             params: "dim = 0".into(),
         },
-        one("slice", "", bf16, vec![rows, 4096], &format!("dim = 0, start = 5, stop = {}", rows - 3)),
-        one("permute", "transpose", bf16, vec![rows, 4096], "dims = [1, 0]"),
-        one("tp-shard", "pad", bf16, vec![rows - 7, 4096], "dim = 0, pad_to = 64"),
+        one("slice", "", bf16, vec![rows, columns], &format!("dim = 0, start = 5, stop = {}", rows - 3)),
+        one("permute", "transpose", bf16, vec![rows, columns], "dims = [1, 0]"),
+        one("tp-shard", "pad", bf16, vec![rows - 7, columns], "dim = 0, pad_to = 64"),
         one(
             "pad-head",
             "columns",
             bf16,
-            vec![rows, 4096],
-            "num_heads = 32, from = 128, to = 160, rope = false, dim = 1",
+            vec![rows, columns],
+            &format!("num_heads = {}, from = 128, to = 160, rope = false, dim = 1", columns / 128),
         ),
-        one("cast", "F32 to BF16", f32, vec![rows / 2, 4096], "dtype = \"BF16\""),
-        one("cast", "F32 to F16", f32, vec![rows / 2, 4096], "dtype = \"F16\""),
-        one("cast", "BF16 to F32", bf16, vec![rows, 4096], "dtype = \"F32\""),
+        one("cast", "F32 to BF16", f32, vec![rows / 2, columns], "dtype = \"BF16\""),
+        one("cast", "F32 to F16", f32, vec![rows / 2, columns], "dtype = \"F16\""),
+        one("cast", "BF16 to F32", bf16, vec![rows, columns], "dtype = \"F32\""),
         to_fp8("tensor", "tensor"),
         to_fp8("channel", "channel"),
         to_fp8("block", "block"),
         quantised("tensor", vec![1]),
-        quantised("block", vec![(2 * rows).div_ceil(128), 32]),
+        quantised("block", vec![(2 * rows).div_ceil(128), columns / 128]),
         Case {
             module: "fp8-fnuz",
             variant: "",
-            inputs: vec![("t".into(), f8, vec![2 * rows, 4096]), ("s".into(), f32, vec![1])],
+            inputs: vec![("t".into(), f8, vec![2 * rows, columns]), ("s".into(), f32, vec![1])],
             roles: ("w = \"t\", scale = \"s\"", "w = \"o\", scale = \"os\""),
             params: String::new(),
         },
@@ -143,9 +158,9 @@ pub(super) fn all(bytes: u64) -> Vec<Case> {
             module: "mxfp4-dequantize",
             variant: "",
             inputs: vec![
-                ("b".into(), Dtype::U8, vec![2 * rows, 256, 16]),
+                ("b".into(), Dtype::U8, vec![2 * rows, columns / 16, 16]),
                 // Seeded U8 stays below 128, so no scale is the NaN, 255.
-                ("s".into(), Dtype::U8, vec![2 * rows, 256]),
+                ("s".into(), Dtype::U8, vec![2 * rows, columns / 16]),
             ],
             roles: ("blocks = \"b\", scales = \"s\"", "w = \"o\""),
             params: "dtype = \"BF16\"".into(),
@@ -154,9 +169,9 @@ pub(super) fn all(bytes: u64) -> Vec<Case> {
             module: "gptq-dequantize",
             variant: "",
             inputs: vec![
-                ("q".into(), Dtype::I32, vec![packed / 8, 4096 / 2]),
-                ("z".into(), Dtype::I32, vec![packed / 128, 4096 / 16]),
-                ("s".into(), Dtype::F16, vec![packed / 128, 4096 / 2]),
+                ("q".into(), Dtype::I32, vec![packed / 8, columns / 2]),
+                ("z".into(), Dtype::I32, vec![packed / 128, columns / 16]),
+                ("s".into(), Dtype::F16, vec![packed / 128, columns / 2]),
             ],
             roles: ("qweight = \"q\", qzeros = \"z\", scales = \"s\"", "w = \"o\""),
             params: "bits = 4, group_size = 128, v1 = true, dtype = \"BF16\"".into(),
@@ -165,9 +180,9 @@ pub(super) fn all(bytes: u64) -> Vec<Case> {
             module: "awq-dequantize",
             variant: "",
             inputs: vec![
-                ("q".into(), Dtype::I32, vec![packed, 256]),
-                ("z".into(), Dtype::I32, vec![packed / 128, 256]),
-                ("s".into(), Dtype::F16, vec![packed / 128, 2048]),
+                ("q".into(), Dtype::I32, vec![packed, columns / 16]),
+                ("z".into(), Dtype::I32, vec![packed / 128, columns / 16]),
+                ("s".into(), Dtype::F16, vec![packed / 128, columns / 2]),
             ],
             roles: ("qweight = \"q\", qzeros = \"z\", scales = \"s\"", "w = \"o\""),
             params: "bits = 4, group_size = 128, dtype = \"BF16\"".into(),
@@ -175,7 +190,7 @@ pub(super) fn all(bytes: u64) -> Vec<Case> {
         Case {
             module: "weight-norm-fold",
             variant: "",
-            inputs: vec![("g".into(), f32, vec![rows / 2]), ("v".into(), f32, vec![rows / 2, 4096])],
+            inputs: vec![("g".into(), f32, vec![rows / 2]), ("v".into(), f32, vec![rows / 2, columns])],
             roles: ("g = \"g\", v = \"v\"", "w = \"o\""),
             params: "dim = 0".into(),
         },
@@ -183,8 +198,8 @@ pub(super) fn all(bytes: u64) -> Vec<Case> {
             module: "lora-merge",
             variant: "rank 8",
             inputs: vec![
-                ("w".into(), bf16, vec![rows, 4096]),
-                ("a".into(), f32, vec![8, 4096]),
+                ("w".into(), bf16, vec![rows, columns]),
+                ("a".into(), f32, vec![8, columns]),
                 ("b".into(), f32, vec![rows, 8]),
             ],
             roles: ("w = \"w\", a = \"a\", b = \"b\"", "w = \"o\""),

@@ -117,8 +117,7 @@ fn measure(case: &Case, folder: &Path, runs: usize, sha256_gb_per_s: f64) -> Res
     let len = checkpoint.tensor_bytes();
     let recipe = Recipe::parse(&case.recipe(), Path::new("bench.toml"))?;
     let ours = Carrier::new(&recipe, checkpoint.clone(), Engines::one(|| engine(EngineName::Wasmtime)))?;
-    let name =
-        if case.variant.is_empty() { case.module.to_string() } else { format!("{}, {}", case.module, case.variant) };
+    let name = case.name();
     let theirs: CarryOut = match native::program(case.module) {
         Some(_) => {
             let native =

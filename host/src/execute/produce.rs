@@ -54,6 +54,9 @@ pub struct Workshop<'a> {
     /// Whether sinks are given leaf hashes; a sink that hashes nothing saves
     /// them.
     pub hash_leaves: bool,
+    /// Start a tensor's segments in an order that this seeds, all of them at
+    /// once: for tests that order changes no byte. Memory is not bounded then.
+    pub shuffle: Option<u64>,
     /// Held by the one tensor whose segments are wide.
     pub(super) wide: std::sync::Mutex<()>,
 }
@@ -90,7 +93,7 @@ impl<'a> Workshop<'a> {
         progress: &'a dyn Progress,
     ) -> Self {
         let in_flight = 2 + (2 * pool.current_num_threads()).div_ceil(lanes.max(1));
-        Workshop { graph, pool, in_flight, room, progress, hash_leaves: true, wide: std::sync::Mutex::new(()) }
+        Workshop { graph, pool, in_flight, room, progress, hash_leaves: true, shuffle: None, wide: std::sync::Mutex::new(()) }
     }
 
     /// Makes a wanted tensor, and first whatever it reads that has to be whole.
@@ -127,12 +130,18 @@ impl<'a> Workshop<'a> {
         let segments = self.segments(source, len);
         let wide = matches!(segments.first(), Some(Segment { kind: SegmentKind::Wide, .. }));
         let _turn = wide.then(|| self.wide.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
-        let in_flight = if wide { 1 } else { self.in_flight };
+        let order = self.shuffle.filter(|_| !wide).map(|seed| shuffled(segments.len(), seed));
+        let in_flight = match (wide, &order) {
+            (true, _) => 1,
+            (false, None) => self.in_flight,
+            (false, Some(order)) => order.len(),
+        };
         let stop = AtomicBool::new(false);
         let stop = &stop;
         self.pool.in_place_scope(|scope| {
             let (sender, finished) = mpsc::channel();
-            let start = |index: usize| {
+            let start = |position: usize| {
+                let index = order.as_ref().map_or(position, |order| order[position]);
                 let sender = sender.clone();
                 let segment = &segments[index];
                 // A short leaf is the tensor's last one, or it is no leaf.
@@ -244,6 +253,18 @@ fn tiles_of(index: usize, group: &Group) -> impl Iterator<Item = Segment> + '_ {
         len: u64::from(group.len),
         kind: SegmentKind::Tile { group: index, turn },
     })
+}
+
+/// The numbers below `count`, by Fisher and Yates with a linear congruential
+/// generator.
+fn shuffled(count: usize, seed: u64) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).collect();
+    let mut state = seed;
+    for i in (1..count).rev() {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        order.swap(i, (state >> 33) as usize % (i + 1));
+    }
+    order
 }
 
 /// How large a view's segments are: larger where runs are short and a small

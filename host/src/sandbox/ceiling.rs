@@ -137,6 +137,16 @@ impl wasmtime::ResourceLimiter for Ceiling {
     }
 }
 
+impl Ceiling {
+    /// wasmi tells the module all the same, so the refusal is looked for after
+    /// the call. It charges for growth after asking, which is no failure here.
+    fn failed_in_wasmi(&mut self, error: &wasmi_core::LimiterError) {
+        if !matches!(error, wasmi_core::LimiterError::OutOfFuel { .. }) {
+            self.failed();
+        }
+    }
+}
+
 impl wasmi::ResourceLimiter for Ceiling {
     fn memory_growing(
         &mut self,
@@ -147,12 +157,8 @@ impl wasmi::ResourceLimiter for Ceiling {
         self.memory(desired, maximum).for_wasmi()
     }
 
-    fn memory_grow_failed(&mut self, error: &wasmi::errors::MemoryError) -> Result<(), wasmi_core::LimiterError> {
-        match error {
-            // wasmi charges for growth after asking here.
-            wasmi::errors::MemoryError::OutOfFuel { .. } => Ok(()),
-            _ => self.failed().for_wasmi().map(drop),
-        }
+    fn memory_grow_failed(&mut self, error: &wasmi_core::LimiterError) {
+        self.failed_in_wasmi(error);
     }
 
     fn table_growing(
@@ -164,11 +170,8 @@ impl wasmi::ResourceLimiter for Ceiling {
         self.table(desired, maximum).for_wasmi()
     }
 
-    fn table_grow_failed(&mut self, error: &wasmi::errors::TableError) -> Result<(), wasmi_core::LimiterError> {
-        match error {
-            wasmi::errors::TableError::OutOfFuel { .. } => Ok(()),
-            _ => self.failed().for_wasmi().map(drop),
-        }
+    fn table_grow_failed(&mut self, error: &wasmi_core::LimiterError) {
+        self.failed_in_wasmi(error);
     }
 
     fn instances(&self) -> usize {

@@ -17,59 +17,28 @@
 
 use wasmparser::Operator;
 
-/// Whether the bits of this instruction's result can depend on the engine
-/// unless NaNs are canonicalised.
-pub(super) fn may_make_nan(operator: &Operator<'_>) -> bool {
+/// What an instruction makes that may be such a NaN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Float {
+    F32,
+    F64,
+    F32x4,
+    F64x2,
+}
+
+/// What this instruction makes, if the bits of its result can depend on the
+/// engine unless NaNs are canonicalised.
+pub(super) fn made_by(operator: &Operator<'_>) -> Option<Float> {
     use Operator::*;
-    matches!(
-        operator,
-        F32Add
-            | F32Sub
-            | F32Mul
-            | F32Div
-            | F32Sqrt
-            | F32Min
-            | F32Max
-            | F32Ceil
-            | F32Floor
-            | F32Trunc
-            | F32Nearest
-            | F32DemoteF64
-            | F64Add
-            | F64Sub
-            | F64Mul
-            | F64Div
-            | F64Sqrt
-            | F64Min
-            | F64Max
-            | F64Ceil
-            | F64Floor
-            | F64Trunc
-            | F64Nearest
-            | F64PromoteF32
-            | F32x4Add
-            | F32x4Sub
-            | F32x4Mul
-            | F32x4Div
-            | F32x4Sqrt
-            | F32x4Min
-            | F32x4Max
-            | F32x4Ceil
-            | F32x4Floor
-            | F32x4Trunc
-            | F32x4Nearest
-            | F32x4DemoteF64x2Zero
-            | F64x2Add
-            | F64x2Sub
-            | F64x2Mul
-            | F64x2Div
-            | F64x2Sqrt
-            | F64x2Min
-            | F64x2Max
-            | F64x2Ceil
-            | F64x2Floor
-            | F64x2Trunc
-            | F64x2Nearest
-            | F64x2PromoteLowF32x4
-    )
+    match operator {
+        F32Add | F32Sub | F32Mul | F32Div | F32Sqrt | F32Min | F32Max | F32Ceil | F32Floor | F32Trunc | F32Nearest
+        | F32DemoteF64 => Some(Float::F32),
+        F64Add | F64Sub | F64Mul | F64Div | F64Sqrt | F64Min | F64Max | F64Ceil | F64Floor | F64Trunc | F64Nearest
+        | F64PromoteF32 => Some(Float::F64),
+        F32x4Add | F32x4Sub | F32x4Mul | F32x4Div | F32x4Sqrt | F32x4Min | F32x4Max | F32x4Ceil | F32x4Floor
+        | F32x4Trunc | F32x4Nearest | F32x4DemoteF64x2Zero => Some(Float::F32x4),
+        F64x2Add | F64x2Sub | F64x2Mul | F64x2Div | F64x2Sqrt | F64x2Min | F64x2Max | F64x2Ceil | F64x2Floor
+        | F64x2Trunc | F64x2Nearest | F64x2PromoteLowF32x4 => Some(Float::F64x2),
+        _ => None,
+    }
 }

@@ -261,7 +261,7 @@ impl Checker {
         for operator in body.get_operators_reader()? {
             let operator = operator?;
             flow.count(&operator)?;
-            self.float_arithmetic |= floats::may_make_nan(&operator);
+            self.float_arithmetic |= floats::made_by(&operator).is_some();
         }
         self.compile_work = self.compile_work.saturating_add(flow.work());
         at_most(self.compile_work, COMPILE_WORK, "units of control flow to compile")?;
