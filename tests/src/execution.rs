@@ -91,7 +91,13 @@ impl Host {
     ///
     /// # Errors
     /// What is wrong with the recipe, the checkpoint, or a module.
-    pub fn table(&self, recipe: &Recipe, checkpoint: &Arc<Checkpoint>, tp: Tp, setting: Setting) -> Result<DigestTable> {
+    pub fn table(
+        &self,
+        recipe: &Recipe,
+        checkpoint: &Arc<Checkpoint>,
+        tp: Tp,
+        setting: Setting,
+    ) -> Result<DigestTable> {
         let outline = self.outline(recipe, checkpoint, tp, setting.tile_bytes)?;
         let graph = Graph::new(outline.checkpoint().clone(), outline.steps()?);
         let shards = arrange(&graph, &outline.resolution)?;

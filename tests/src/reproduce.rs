@@ -176,7 +176,9 @@ fn on_host(host: &Host, work: &Work, jobs: usize) -> Result<String, String> {
         }
         let digest = combined(digests);
         match &agreed {
-            Some(other) if *other != digest => return Err(format!("{setting:?} gives {digest}, another setting {other}")),
+            Some(other) if *other != digest => {
+                return Err(format!("{setting:?} gives {digest}, another setting {other}"));
+            }
             _ => agreed = Some(digest),
         }
     }

@@ -93,7 +93,9 @@ fn difference(
         Err(error) => return Some(error),
     };
     for (alias, of) in aliases {
-        let Some(row) = table.get(&of).cloned() else { return Some(format!("{alias} is tied to {of}, which is missing")) };
+        let Some(row) = table.get(&of).cloned() else {
+            return Some(format!("{alias} is tied to {of}, which is missing"));
+        };
         table.insert(alias, row);
     }
     if !table.keys().eq(expected.keys()) {

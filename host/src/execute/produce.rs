@@ -93,7 +93,16 @@ impl<'a> Workshop<'a> {
         progress: &'a dyn Progress,
     ) -> Self {
         let in_flight = 2 + (2 * pool.current_num_threads()).div_ceil(lanes.max(1));
-        Workshop { graph, pool, in_flight, room, progress, hash_leaves: true, shuffle: None, wide: std::sync::Mutex::new(()) }
+        Workshop {
+            graph,
+            pool,
+            in_flight,
+            room,
+            progress,
+            hash_leaves: true,
+            shuffle: None,
+            wide: std::sync::Mutex::new(()),
+        }
     }
 
     /// Makes a wanted tensor, and first whatever it reads that has to be whole.

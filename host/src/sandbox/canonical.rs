@@ -90,7 +90,8 @@ fn rewritten_body<'m>(body: &FunctionBody<'m>, parameters: u32) -> Result<Cow<'m
     for _ in 0..groups {
         fresh += locals.read()?.0;
     }
-    let kinds: Vec<u8> = [0x7D, 0x7C, 0x7B].into_iter().filter(|kind| places.iter().any(|p| p.1.local() == *kind)).collect();
+    let kinds: Vec<u8> =
+        [0x7D, 0x7C, 0x7B].into_iter().filter(|kind| places.iter().any(|p| p.1.local() == *kind)).collect();
     let mut out = Vec::with_capacity(whole.len() + 24 * places.len());
     leb(&mut out, groups as usize + kinds.len());
     out.extend_from_slice(&whole[groups_start..code_start]);

@@ -12,9 +12,7 @@ use weightmill::execute::{Engines, Inputs, NoFacts, Outline};
 use weightmill::modules::Library;
 use weightmill::progress::Silent;
 use weightmill::recipe::Recipe;
-use weightmill::sandbox::{
-    Engine, EngineName, Limits, Module, Program, RunReply, TileIo, TileRequest, engine_with,
-};
+use weightmill::sandbox::{Engine, EngineName, Limits, Module, Program, RunReply, TileIo, TileRequest, engine_with};
 use weightmill::store::{Store, StoreOptions, Verify};
 use weightmill_guest::abi::{RunError, Tp};
 

@@ -69,14 +69,17 @@ fn by_the_letter(
     plan: &CheckedPlan,
     outputs: &[weightmill_guest::abi::PlanOutput],
 ) {
-    let same = |output: &&weightmill_guest::abi::PlanOutput| output.view.as_deref().is_some_and(|own| std::ptr::eq(own, parts));
+    let same = |output: &&weightmill_guest::abi::PlanOutput| {
+        output.view.as_deref().is_some_and(|own| std::ptr::eq(own, parts))
+    };
     let Some(role) = outputs.iter().find(same).map(|output| &output.role) else { return };
     let target = plan.output(role).expect("a checked plan has its outputs");
     let Body::View(view) = &plan.targets[target].body else { panic!("{role} is a view") };
     if view.len() > WALKED_BYTES {
         return;
     }
-    let sources: Vec<Vec<u8>> = INPUT_LENS.iter().zip([0_u8, 100]).map(|(len, base)| (base..base + *len as u8).collect()).collect();
+    let sources: Vec<Vec<u8>> =
+        INPUT_LENS.iter().zip([0_u8, 100]).map(|(len, base)| (base..base + *len as u8).collect()).collect();
     let mut runs = Runs { at: 0, lens: &INPUT_LENS, bytes: Some((&sources, Vec::new())) };
     let Ok(()) = view.visit(0, 0, view.len(), &mut runs);
     let mut expected = Vec::new();
