@@ -17,6 +17,7 @@ use sha2::{Digest as _, Sha256};
 use weightmill::bench::checkpoint::write_tensors;
 use weightmill::bench::samples;
 use weightmill::checkpoint::Checkpoint;
+use weightmill::execute::TILE_BYTES;
 use weightmill::recipe::{ModuleRef, Recipe};
 use weightmill::sandbox::{EngineName, engine};
 use weightmill_guest::abi::{ABI_VERSION, Tp};
@@ -35,6 +36,8 @@ const FORMAT: u32 = 1;
 struct Work {
     name: String,
     cases: Vec<Case>,
+    /// No tile is asked to be smaller.
+    tile_bytes_min: u64,
 }
 
 /// A recipe over a checkpoint.
@@ -83,12 +86,14 @@ pub struct Report {
     pub rows: Vec<Row>,
 }
 
-/// Computes everything; `told` hears which column is next.
+/// Computes everything; `told` hears which column is next. `quick` takes one
+/// tile size for each number of jobs, which gives the same digests if all is
+/// well, and finds less if it is not.
 ///
 /// # Panics
 /// If the cases cannot be read or written: they are committed, or made in a
 /// temporary folder.
-pub fn run(told: &dyn Fn(&str)) -> Report {
+pub fn run(quick: bool, told: &dyn Fn(&str)) -> Report {
     let folder = tempfile::tempdir().expect("there is a temporary folder");
     told("making the generated checkpoints");
     let mut works = generated(&folder);
@@ -103,7 +108,7 @@ pub fn run(told: &dyn Fn(&str)) -> Report {
             told(&format!("{}, {jobs} jobs", name.as_str()));
             columns.push(Column { engine: name.as_str().into(), jobs: Some(jobs) });
             for (work, cells) in works.iter().zip(&mut table) {
-                cells.push(on_host(&host, work, jobs));
+                cells.push(on_host(&host, work, jobs, quick));
             }
         }
     }
@@ -112,7 +117,7 @@ pub fn run(told: &dyn Fn(&str)) -> Report {
         engines.push(format!("v8 {}", v8.version));
         columns.push(Column { engine: "v8".into(), jobs: None });
         let host = Host::new(EngineName::Wasmi);
-        for (cell, cells) in on_v8(&v8, &host, &works).into_iter().zip(&mut table) {
+        for (cell, cells) in on_v8(&v8, &host, &works, quick).into_iter().zip(&mut table) {
             cells.push(cell);
         }
     }
@@ -130,7 +135,12 @@ fn generated(folder: &tempfile::TempDir) -> Vec<Work> {
     let work = |(sample, path): (weightmill::bench::Sample, PathBuf)| {
         let recipe = Recipe::parse(&sample.recipe, &path.with_extension("toml")).expect("a sample's recipe is right");
         let checkpoint = Arc::new(Checkpoint::open(&path).expect("what was written can be opened"));
-        Work { name: sample.name, cases: vec![Case { recipe, checkpoint, tp: Tp::ONE, exact: true }] }
+        // Every tile is an instance: with a few bytes each they would be a million.
+        Work {
+            name: sample.name,
+            cases: vec![Case { recipe, checkpoint, tp: Tp::ONE, exact: true }],
+            tile_bytes_min: 1024,
+        }
     };
     samples.into_iter().zip(paths).map(work).collect()
 }
@@ -160,15 +170,18 @@ fn golden() -> Vec<Work> {
     // Named by what V8 can be held to as well.
     let split = |(name, cases): (String, Vec<Case>)| {
         let (exact, with_nans): (Vec<Case>, Vec<Case>) = cases.into_iter().partition(|case| case.exact);
-        [Work { name: format!("{name}, with NaNs"), cases: with_nans }, Work { name, cases: exact }]
+        let work = |name, cases| Work { name, cases, tile_bytes_min: 1 };
+        [work(format!("{name}, with NaNs"), with_nans), work(name, exact)]
     };
     works.into_iter().flat_map(split).filter(|work| !work.cases.is_empty()).collect()
 }
 
 /// The digest of a work on an engine: the same for all settings.
-fn on_host(host: &Host, work: &Work, jobs: usize) -> Result<String, String> {
+fn on_host(host: &Host, work: &Work, jobs: usize, quick: bool) -> Result<String, String> {
     let mut agreed: Option<String> = None;
-    for setting in Setting::ALL.into_iter().filter(|setting| setting.jobs == jobs) {
+    let wanted = |setting: &Setting| setting.jobs == jobs && (!quick || setting.tile_bytes == TILE_BYTES);
+    for mut setting in Setting::ALL.into_iter().filter(wanted) {
+        setting.tile_bytes = setting.tile_bytes.max(work.tile_bytes_min);
         let mut digests = Vec::new();
         for case in &work.cases {
             let table = host.table(&case.recipe, &case.checkpoint, case.tp, setting).map_err(|e| e.to_string())?;
@@ -185,13 +198,14 @@ fn on_host(host: &Host, work: &Work, jobs: usize) -> Result<String, String> {
     agreed.ok_or_else(|| "there is no setting".into())
 }
 
-fn on_v8(v8: &V8, host: &Host, works: &[Work]) -> Vec<Result<String, String>> {
-    let settings = [(1 << 20, None), (4096, Some(7)), (16, Some(8))];
+fn on_v8(v8: &V8, host: &Host, works: &[Work], quick: bool) -> Vec<Result<String, String>> {
+    let settings = &[(TILE_BYTES, None), (4096, Some(7)), (16, Some(8))][..if quick { 1 } else { 3 }];
     let mut jobs: Vec<Value> = Vec::new();
     let mut aliases = Vec::new();
     let exact = |work: &Work| work.cases.iter().all(|case| case.exact);
     for work in works.iter().filter(|work| exact(work)) {
-        for (tile_bytes, seed) in settings {
+        for (tile_bytes, seed) in settings.iter().copied() {
+            let tile_bytes = work.tile_bytes_min.max(tile_bytes);
             for case in &work.cases {
                 let outline = host.outline(&case.recipe, &case.checkpoint, case.tp, tile_bytes);
                 let outline = outline.expect("what ran on other engines resolves");

@@ -44,16 +44,19 @@ fn compare(folder: &str, rows_min: usize) {
     let mut with_nans = Vec::new();
     for ((row, _, aliases), answer) in jobs.iter().zip(v8.run(&documents)) {
         let expected = expected(row);
+        let exact = answer.as_ref().is_ok_and(|table| {
+            table.iter().all(|(name, got)| expected.get(name).is_some_and(|want| want.digest == got.digest))
+        });
         let aliases = aliases.iter().map(|(alias, of)| (alias.to_string(), of.to_string()));
         match difference(answer, aliases, &expected) {
             Some(difference) => faults.push(format!("{}: {difference}", row.place())),
-            None if expected.values().any(|tensor| tensor.has_nan) => with_nans.push(row.place()),
+            None if !exact => with_nans.push(row.place()),
             None => {}
         }
     }
     assert!(faults.is_empty(), "{} of {} jobs differ:\n{}", faults.len(), jobs.len(), faults.join("\n"));
     with_nans.dedup();
-    println!("{} rows agree; compared up to NaN payloads: {with_nans:?}", rows.len());
+    println!("{} rows agree; equal only up to the bits of NaNs: {with_nans:?}", rows.len());
 }
 
 /// A tensor that must come out.

@@ -2,9 +2,12 @@
 
 mod bench;
 mod demo;
+mod fuzz;
 mod modules;
 mod packages;
+mod reproduce;
 mod shell;
+mod supply;
 mod test;
 
 use anyhow::{Result, bail};
@@ -15,6 +18,10 @@ const HELP: &str = "cargo xtask COMMAND
   test              set up, then run every check and test
   modules           rebuild transforms/dist from source
   modules --check   rebuild and compare with transforms/dist, byte for byte
+  reproduce         digests on every engine in every way, and one line that two hosts compare
+                    (--quick: fewer ways; --target aarch64: that build, under qemu-user)
+  fuzz TARGET [S]   run a fuzz target for S seconds
+  supply            check licences and sources of the dependencies
   bench             transforms against the same work by plain Rust, as ratios
 ";
 
@@ -26,6 +33,9 @@ fn main() -> Result<()> {
         ["test"] => test::run(),
         ["modules"] => modules::rebuild(),
         ["modules", "--check"] => modules::check(),
+        ["reproduce", rest @ ..] => reproduce::run(rest),
+        ["fuzz", rest @ ..] => fuzz::run(rest),
+        ["supply"] => supply::check(),
         ["bench", rest @ ..] => bench::run(rest),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{modules, packages, shell};
+use crate::{modules, packages, shell, supply};
 
 pub(crate) fn run() -> Result<()> {
     println!("This installs the wasm target if it is missing, checks formatting and lints, rebuilds the shipped");
@@ -16,6 +16,7 @@ pub(crate) fn run() -> Result<()> {
     shell::stage("formatting and lints");
     shell::run(shell::cargo().args(["fmt", "--all", "--check"]))?;
     shell::run(shell::cargo().args(["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+    supply::check()?;
     modules::check()?;
     shell::stage("building the program");
     let program = shell::build_program()?;

@@ -131,11 +131,12 @@
 //! {"count":8,"len":1048576,"inputs":[[{"copy":0,"len":2097152,"strides":[2097152]}]],"args":[16]}
 //! ```
 //!
-//! `count` (default 1) tiles of `len` bytes each; `inputs` has, for each
-//! window that the tile reads, a list of parts, for which the group is the
-//! outermost enclosing repeat (so `strides[0]` is per tile); `args` are signed
-//! 64-bit integers (within ±(2⁵³−1)) for the module's own use. The lengths of
-//! all tiles together are the output's bytes.
+//! `count` (default 1) tiles of `len` bytes each; `inputs` (default none) has,
+//! for each window that the tile reads, a list of parts, for which the group is the
+//! outermost enclosing repeat (so `strides[0]` is per tile); `args` (default
+//! none) are signed 64-bit integers (within ±(2⁵³−1)) for the module's own use.
+//! The lengths of all tiles together are the output's bytes. A tensor without
+//! bytes has an empty list.
 //!
 //! ### Plan errors
 //!
@@ -171,8 +172,11 @@
 //! | 56 | u32 | `tile`: the tile's position in the target, counted over all groups |
 //! | 60 | u32 | 0 |
 //!
-//! Windows are aligned to 64 bytes and do not overlap. The module fills the
-//! output window and returns 0. Bytes that it does not write stay zero. Or it
+//! The block lies where `wm_alloc` said; the arrays, the parameters and the
+//! windows lie behind it in the same allocation, each aligned to 64 bytes,
+//! without overlap. What is between them is not defined, and the address of
+//! something empty is not to be followed. The module fills the output window
+//! and returns 0. Bytes that it does not write stay zero. Or it
 //! returns a packed JSON document, [`RunError`]:
 //!
 //! ```json

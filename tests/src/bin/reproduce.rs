@@ -1,11 +1,20 @@
 //! Prints the table of `cargo xtask reproduce`; exits 1 if anything differs.
+//! `--quick` takes one tile size for each number of jobs.
 
 use std::process::ExitCode;
 
 use weightmill_tests::reproduce::{NOT_COMPARED, run};
 
 fn main() -> ExitCode {
-    let report = run(&|what| eprintln!("  {what}"));
+    let quick = match std::env::args().skip(1).collect::<Vec<_>>().as_slice() {
+        [] => false,
+        [only] if only == "--quick" => true,
+        other => {
+            eprintln!("unknown arguments {other:?}; there is --quick");
+            return ExitCode::from(2);
+        }
+    };
+    let report = run(quick, &|what| eprintln!("  {what}"));
     println!("{}", report.table());
     for engine in &report.engines {
         println!("{engine}");

@@ -129,7 +129,19 @@ fn float_min_max_and_signed_zero() {
     // The pseudo ones are comparisons: the first operand unless the other is beyond it.
     let pmin = of(|x, y| if y < x { y } else { x });
     let pmax = of(|x, y| if x < y { y } else { x });
-    assert_eq!(rows, [min.clone(), min.clone(), max.clone(), max, pmin, pmax, min, of(|x, y| if (x + y).is_nan() { f32::from_bits(CANONICAL) } else { x + y })]);
+    assert_eq!(
+        rows,
+        [
+            min.clone(),
+            min.clone(),
+            max.clone(),
+            max,
+            pmin,
+            pmax,
+            min,
+            of(|x, y| if (x + y).is_nan() { f32::from_bits(CANONICAL) } else { x + y })
+        ]
+    );
 }
 
 #[test]
