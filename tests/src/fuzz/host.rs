@@ -188,6 +188,7 @@ fn build_one(name: EngineName, folder: &Path, checkpoint: &Path, root: &Path) ->
         pool: pool(),
         memory_budget_bytes: 1 << 20,
         check_source: false,
+        remote: None,
         progress: &Silent,
         provenance: &|| Ok(serde_json::json!({})),
     };

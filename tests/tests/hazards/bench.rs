@@ -235,6 +235,7 @@ impl Bench {
             pool: &pool,
             memory_budget_bytes: 1 << 20,
             check_source: false,
+            remote: None,
             progress,
             provenance: &|| Ok(serde_json::json!({})),
         };
