@@ -211,6 +211,17 @@ impl Error {
         self
     }
 
+    /// Adds lines to the hint, such as a piece of a file to be copied.
+    #[must_use]
+    pub fn hint_lines<S: Into<String>>(mut self, lines: impl IntoIterator<Item = S>) -> Self {
+        let hint = self.0.hint.get_or_insert_default();
+        for line in lines {
+            hint.push('\n');
+            hint.push_str(&printable(line.into()));
+        }
+        self
+    }
+
     /// Adds where it is, unless that is known already.
     #[must_use]
     pub fn at(mut self, at: Location) -> Self {
@@ -331,6 +342,8 @@ mod tests {
         let escaped = r"a\u{1b}[2J\nb\u{202e}";
         assert_eq!(error.message(), format!("{escaped}: {escaped}"));
         assert_eq!(error.hint_text(), Some(escaped));
+        let lines = error.hint_lines(["[[x]]", "a\nb"]);
+        assert_eq!(lines.hint_text(), Some(format!("{escaped}\n[[x]]\na\\nb").as_str()));
         let long = Error::new(Code::BadParams, "\u{1}".repeat(100_000)).context("\u{2}".repeat(100_000));
         assert!(long.message().len() < 9000 && long.message().ends_with('…'));
     }

@@ -133,7 +133,13 @@ pub(super) struct DemandArgs {
 impl DemandArgs {
     pub(super) fn demand(&self) -> Result<Demand> {
         let attestations = self.attestation.iter().map(|path| read_file(path)).collect::<Result<_>>()?;
-        Ok(Demand { trust: Trust::load()?, content: self.content, believe_registry: self.trust_registry, attestations })
+        Ok(Demand {
+            trust: Trust::load()?,
+            content: self.content,
+            content_said_by: None,
+            believe_registry: self.trust_registry,
+            attestations,
+        })
     }
 }
 

@@ -78,6 +78,9 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
     if let Some(folder) = &args.export {
         super::store::export(&built.entry, folder)?;
     }
+    if let Some(remote) = &remote {
+        remote.check(&built.content_digest())?;
+    }
     let pushed = match &remote {
         Some(remote) => remote.push(&session, for_push.as_ref(), &built)?,
         None => None,

@@ -15,11 +15,13 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use super::client::interrupted;
 use super::entry::{
-    ACTION_LIMIT_BYTES, DOCUMENT_LIMIT_BYTES, Demand, ENTRY, Offered, check_action, entry_manifest, provenance,
+    ACTION_LIMIT_BYTES, DOCUMENT_LIMIT_BYTES, Demand, ENTRY, Offered, check_action, check_stored, entry_manifest,
+    provenance,
 };
 use super::manifest::{Descriptor, Index, MANIFEST, MANIFEST_LIMIT_BYTES, Manifest};
 use super::trust::Grounds;
@@ -234,7 +236,10 @@ impl LayoutFolder {
         check_action(key, &action, &from)?;
         let mut imported = ImportedEntry { key: *key, content_digest: document.content_digest, grounds, found: true };
         let publication = match store.claim(key, &action, progress)? {
-            Claim::Found => return Ok(imported),
+            Claim::Found => {
+                check_stored(store, key, &imported.content_digest, pool, progress)?;
+                return Ok(imported);
+            }
             Claim::Build(publication) => publication,
         };
         imported.found = false;
@@ -245,7 +250,8 @@ impl LayoutFolder {
             self.import_shard(&publication, &offered, shard, pool, progress)?;
         }
         let provenance = provenance(&from, &imported.grounds);
-        publication.commit(offered.document, &provenance, pool, progress)?;
+        let vouched = imported.grounds.cover_document();
+        publication.commit_received(offered.document, &provenance, vouched, pool, progress)?;
         Ok(imported)
     }
 
@@ -273,7 +279,7 @@ impl LayoutFolder {
                 reception.restart()?;
             }
             let path = self.blob_path(&record.digest);
-            let mut file = File::open(&path).map_err(|e| failed("open", &path, &e))?;
+            let mut file = open_regular(&path).map_err(|e| failed("open", &path, &e))?;
             let mut buffer = vec![0; 1 << 20];
             loop {
                 if progress.cancelled() {
@@ -300,12 +306,19 @@ fn failed(doing: &str, path: &Path, cause: &std::io::Error) -> Error {
     Error::io(format_args!("cannot {doing} {}", path.display()), cause)
 }
 
-fn read_file(path: &Path, limit_bytes: u64) -> std::io::Result<Vec<u8>> {
-    if !std::fs::metadata(path)?.is_file() {
-        return Err(std::io::Error::other("it is no regular file"));
+/// Opens a file that may be anything: a FIFO is not waited for.
+fn open_regular(path: &Path) -> std::io::Result<File> {
+    let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(std::io::Error::other("it is no regular file")),
     }
+}
+
+fn read_file(path: &Path, limit_bytes: u64) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    File::open(path)?.take(limit_bytes + 1).read_to_end(&mut bytes)?;
+    open_regular(path)?.take(limit_bytes + 1).read_to_end(&mut bytes)?;
     match bytes.len() as u64 > limit_bytes {
         true => Err(std::io::Error::other(format!("it has more than {limit_bytes} bytes"))),
         false => Ok(bytes),

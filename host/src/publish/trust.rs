@@ -37,13 +37,14 @@
 //! The file must not be writable by others. A missing file trusts nobody.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::MetadataExt;
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
 use super::reference::{Reference, SCHEME};
-use crate::attest::{EntryStatement, Envelope, PublicKey, Statement, verify};
+use crate::attest::{EntryStatement, Envelope, PAYLOAD_TYPE, PublicKey, Statement, verify};
 use crate::digest::{ActionKey, BlobDigest, ContentDigest, ModuleDigest};
 use crate::error::{Code, Error, Location, Result};
 use crate::store::RemoteModule;
@@ -96,8 +97,18 @@ pub enum Grounds {
     Repository(String),
     /// A listed key signed it.
     Key(String),
+    /// A reference that a listed key signed gives its content.
+    Reference(String),
     /// The caller said so.
     Caller,
+}
+
+impl Grounds {
+    /// Whether they are about an entry's whole document, and not about its
+    /// tensors alone.
+    pub(super) fn cover_document(&self) -> bool {
+        matches!(self, Grounds::Key(_))
+    }
 }
 
 impl std::fmt::Display for Grounds {
@@ -107,6 +118,7 @@ impl std::fmt::Display for Grounds {
             Grounds::Listed => f.write_str("listed by digest"),
             Grounds::Repository(name) => write!(f, "from {name}"),
             Grounds::Key(name) => write!(f, "signed by {name}"),
+            Grounds::Reference(name) => write!(f, "in a reference signed by {name}"),
             Grounds::Caller => f.write_str("the caller says so"),
         }
     }
@@ -193,9 +205,11 @@ impl Trust {
         if let Some(file) = variable("WEIGHTMILL_TRUST") {
             return Ok(file);
         }
-        let config = variable("XDG_CONFIG_HOME").or_else(|| variable("HOME").map(|home| home.join(".config")));
+        // A relative folder would be one of whoever chose the current folder.
+        let absolute = |name| variable(name).filter(|folder| folder.is_absolute());
+        let config = absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")));
         config.map(|config| config.join("weightmill/trust.toml")).ok_or_else(|| {
-            Error::new(Code::IoError, "no place for trust.toml: XDG_CONFIG_HOME and HOME are both unset")
+            Error::new(Code::IoError, "no place for trust.toml: neither XDG_CONFIG_HOME nor HOME is an absolute path")
         })
     }
 
@@ -212,25 +226,10 @@ impl Trust {
     /// # Errors
     /// Like [`Trust::load`].
     pub fn read(file: &Path) -> Result<Self> {
-        let metadata = match std::fs::metadata(file) {
-            Ok(metadata) => metadata,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                return Ok(Trust { file: file.to_path_buf(), ..Trust::default() });
-            }
-            Err(e) => return Err(Error::io(format_args!("{} cannot be read", file.display()), e)),
-        };
-        let refuse = |what: String| Error::new(Code::BadParams, format!("{} {what}", file.display()));
-        let user = rustix::process::geteuid().as_raw();
-        if metadata.mode() & 0o002 != 0 || ![0, user].contains(&metadata.uid()) {
-            return Err(refuse("can be changed by others, so it says nothing about whom this user trusts".into())
-                .hint(format!("chown it to yourself and run `chmod go-w {}`", file.display())));
+        match own_text(file)? {
+            Some(text) => Trust::parse(&text, file),
+            None => Ok(Trust { file: file.to_path_buf(), ..Trust::default() }),
         }
-        if !metadata.is_file() || metadata.len() > LIMIT_BYTES {
-            return Err(refuse(format!("is no regular file of at most {LIMIT_BYTES} bytes")));
-        }
-        let text = std::fs::read_to_string(file)
-            .map_err(|e| Error::io(format_args!("{} cannot be read", file.display()), e))?;
-        Trust::parse(&text, file)
     }
 
     fn parse(text: &str, file: &Path) -> Result<Self> {
@@ -268,7 +267,13 @@ impl Trust {
         for row in document.key {
             let key = match (&row.pem, &row.file) {
                 (Some(pem), None) => PublicKey::from_pem(pem),
-                (None, Some(path)) => PublicKey::load(&file.parent().unwrap_or(Path::new(".")).join(path)),
+                (None, Some(path)) => {
+                    let path = file.parent().unwrap_or(Path::new(".")).join(path);
+                    own_text(&path).and_then(|text| match text {
+                        Some(text) => PublicKey::from_pem(&text),
+                        None => Err(Error::io(path.display(), "there is no such file")),
+                    })
+                }
                 _ => Err(refuse("it needs either 'file' or 'pem'".into())),
             };
             trust.keys.push(TrustedKey {
@@ -322,12 +327,9 @@ impl Trust {
             Code::ModuleNotTrusted,
             format!("the module {reference} (sha256:{}) may not run: {why}", remote.module),
         )
-        .hint(format!(
-            "{pin}add to {}:\n{}[[module]]\ndigest = \"sha256:{}\"",
-            self.file.display(),
-            self.heading(),
-            remote.module
-        )))
+        .hint(format!("{pin}add to {}:", self.file.display()))
+        .hint_lines(self.heading())
+        .hint_lines(["[[module]]".to_owned(), format!("digest = \"sha256:{}\"", remote.module)]))
     }
 
     /// Whether a module that a recipe names by digest may run. It may, unless
@@ -348,14 +350,15 @@ impl Trust {
                 "the module sha256:{digest} may not run: trust.toml says remote = \"listed\", and does not list it"
             ),
         )
-        .hint(format!("add to {}:\n[[module]]\ndigest = \"sha256:{digest}\"", self.file.display())))
+        .hint(format!("add to {}:", self.file.display()))
+        .hint_lines(["[[module]]".to_owned(), format!("digest = \"sha256:{digest}\"")]))
     }
 
     fn signer_of_module(&self, remote: &RemoteModule) -> Option<String> {
         let keys: Vec<PublicKey> = self.keys.iter().filter(|k| k.modules).map(|k| k.key.clone()).collect();
         remote.signatures.iter().find_map(|text| {
             let envelope = Envelope::parse(text.as_bytes()).ok()?;
-            let verified = verify(&envelope, &keys).ok()?;
+            let verified = verify(&envelope, &keys).ok().filter(|v| v.payload_type == PAYLOAD_TYPE)?;
             let statement: Statement<ModulePredicate> = Statement::parse(verified.payload, MODULE_PREDICATE).ok()?;
             let digest = remote.module.to_string();
             let about = statement.subject.iter().any(|s| s.sha256_digest() == Some(&digest));
@@ -388,7 +391,9 @@ impl Trust {
         let keys: Vec<PublicKey> = self.keys.iter().filter(|k| k.entries).map(|k| k.key.clone()).collect();
         for bytes in attestations {
             let Ok(envelope) = Envelope::parse(bytes) else { continue };
-            let Ok(verified) = verify(&envelope, &keys) else { continue };
+            let Some(verified) = verify(&envelope, &keys).ok().filter(|v| v.payload_type == PAYLOAD_TYPE) else {
+                continue;
+            };
             let checked = EntryStatement::read(verified.payload).and_then(|s| s.check(document, document_digest));
             match (checked, verified.signers.first()) {
                 (Ok(()), Some(signer)) => return Ok(Grounds::Key(self.name_of(signer))),
@@ -407,10 +412,11 @@ impl Trust {
             format!("the entry {key} (content {content}) from {from} is not used: {why}"),
         )
         .hint(format!(
-            "if it is what you want, add to {}:\n{}[[entry]]\nkey = \"{key}\"\ncontent = \"{content}\"\nor add the key of whoever signs entries as [[key]], or use --trust-registry to believe the registry this once",
+            "use --trust-registry to believe the registry this once; or add the key of whoever signs entries as [[key]] to {0}; or, if it is what you want, add to {0}:",
             self.file.display(),
-            self.heading(),
-        )))
+        ))
+        .hint_lines(self.heading())
+        .hint_lines(["[[entry]]".to_owned(), format!("key = \"{key}\""), format!("content = \"{content}\"")]))
     }
 
     /// Whether a signed document is of a key that is trusted for entries: its
@@ -423,14 +429,40 @@ impl Trust {
     }
 
     /// The file's first line, where there is none to add to yet.
-    fn heading(&self) -> &'static str {
-        if self.file.exists() { "" } else { "trust = 1\n" }
+    fn heading(&self) -> Option<&'static str> {
+        (!self.file.exists()).then_some("trust = 1")
     }
 
     /// The file that it is read from.
     pub fn file(&self) -> &Path {
         &self.file
     }
+}
+
+/// The text of a file that only this user (or root) can change; `None` if
+/// there is none.
+fn own_text(path: &Path) -> Result<Option<String>> {
+    let failed = |e| Error::io(format_args!("{} cannot be read", path.display()), e);
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let mut file = match std::fs::File::options().read(true).custom_flags(nonblocking).open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(failed(e)),
+    };
+    // Of what was opened, whatever the name means by now.
+    let metadata = file.metadata().map_err(failed)?;
+    let refuse = |what: String| Error::new(Code::BadParams, format!("{} {what}", path.display()));
+    let user = rustix::process::geteuid().as_raw();
+    if metadata.mode() & 0o022 != 0 || ![0, user].contains(&metadata.uid()) {
+        return Err(refuse("can be changed by others, so it says nothing about whom this user trusts".into())
+            .hint(format!("chown it to yourself and run `chmod go-w {}`", path.display())));
+    }
+    if !metadata.is_file() || metadata.len() > LIMIT_BYTES {
+        return Err(refuse(format!("is no regular file of at most {LIMIT_BYTES} bytes")));
+    }
+    let mut text = String::new();
+    file.by_ref().take(LIMIT_BYTES).read_to_string(&mut text).map_err(failed)?;
+    Ok(Some(text))
 }
 
 /// Whether a pattern of trust.toml covers a repository.

@@ -105,7 +105,7 @@ impl Inner {
         let wrong_size = (metadata.len() != record.size)
             .then(|| format!("it has {} bytes, expected {}", metadata.len(), record.size));
         if let Some(what) = wrong_size.or_else(|| header_damage(&*self.storage, &file, &layout)) {
-            return Err(self.condemn(&record.digest, &metadata, &what, progress));
+            return Err(self.doubt(&record.digest, &file, &metadata, &what, progress));
         }
         let file = Arc::new(file);
         Ok(Some(OpenShard { record: record.clone(), layout, digests, file, metadata, path }))
@@ -128,7 +128,7 @@ impl Inner {
             .iter()
             .filter(|shard| match verify {
                 Verify::Always => true,
-                Verify::First => !self.is_verified(&shard.record.digest, &shard.metadata),
+                Verify::First => !self.is_verified(&shard.record, &shard.metadata),
                 Verify::Never => false,
             })
             .collect::<Vec<_>>();
@@ -161,10 +161,10 @@ impl Inner {
             .collect();
         if let Some(damage) = find_damage(&*self.storage, &suspects, pool, progress)? {
             let shard = shards[damage.shard];
-            return Err(self.condemn(&shard.record.digest, &shard.metadata, &damage.what, progress));
+            return Err(self.doubt(&shard.record.digest, &shard.file, &shard.metadata, &damage.what, progress));
         }
         for shard in shards {
-            self.set_verified(&shard.record.digest, &shard.file, &shard.metadata);
+            self.set_verified(&shard.record, &shard.file, &shard.metadata);
         }
         Ok(true)
     }
@@ -172,7 +172,7 @@ impl Inner {
 
 impl OpenShard {
     /// Checks that a leaf list gives the tensor digests of the document.
-    fn check_leaf_list(&self, list: &[u8]) -> Result<()> {
+    pub(crate) fn check_leaf_list(&self, list: &[u8]) -> Result<()> {
         if list.len() as u64 != self.layout.leaf_list_bytes() {
             return Err(malformed(format!("the leaf list {} has {} bytes", self.record.leaves, list.len())));
         }

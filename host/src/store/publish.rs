@@ -115,6 +115,35 @@ impl Publication {
         pool: &rayon::ThreadPool,
         progress: &dyn Progress,
     ) -> Result<Published> {
+        self.commit_as(document, built_by, true, pool, progress)
+    }
+
+    /// [`commit`](Self::commit) for an entry that was received. Its blocks are
+    /// offered to other builds only if somebody whom the user trusts `vouched`
+    /// for the whole document: which block an action stands for is said by the
+    /// document alone.
+    ///
+    /// # Errors
+    /// Those of `commit`.
+    pub fn commit_received(
+        self,
+        document: EntryDocument,
+        built_by: &serde_json::Value,
+        vouched: bool,
+        pool: &rayon::ThreadPool,
+        progress: &dyn Progress,
+    ) -> Result<Published> {
+        self.commit_as(document, built_by, vouched, pool, progress)
+    }
+
+    fn commit_as(
+        self,
+        document: EntryDocument,
+        built_by: &serde_json::Value,
+        offer_blocks: bool,
+        pool: &rayon::ThreadPool,
+        progress: &dyn Progress,
+    ) -> Result<Published> {
         let inner = self.work.inner.clone();
         let finished = self.work.take_finished();
         self.check(&document, &finished)?;
@@ -150,7 +179,9 @@ impl Publication {
         inner.put_entry(&self.key, &record)?;
 
         // Step 10. Without them the blocks are computed again.
-        let _ = inner.put_blocks(&document, |block| reused.get(block).cloned().unwrap_or_else(|| own.clone()));
+        if offer_blocks {
+            let _ = inner.put_blocks(&document, |block| reused.get(block).cloned().unwrap_or_else(|| own.clone()));
+        }
         Ok(published)
     }
 

@@ -9,16 +9,17 @@
 //! are. After that the entry lacks a blob, so the next lease finds no entry
 //! and the next build puts a new file there under the same name.
 
-use std::fs::Metadata;
+use std::fs::{File, Metadata};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use super::locks::lock;
-use super::storage::{Sharing, failed, read_whole};
+use super::storage::{Sharing, failed, read_full, read_whole};
 use super::{Durability, Inner, Store};
 use crate::digest::BlobDigest;
 use crate::error::{Code, Error, Result};
@@ -83,6 +84,43 @@ impl Inner {
             }
         }
         Err(Error::io(self.paths.quarantine().display(), "expected a free name, found none"))
+    }
+
+    /// The error for a blob that is not what an entry document says. It is
+    /// moved aside if it is not what its own name says either; if it is, the
+    /// document is wrong, and the blob may belong to others.
+    pub(crate) fn doubt(
+        &self,
+        digest: &BlobDigest,
+        file: &File,
+        metadata: &Metadata,
+        what: &str,
+        progress: &dyn Progress,
+    ) -> Error {
+        if self.digest_of(file, metadata.len()) != Some(*digest) {
+            return self.condemn(digest, metadata, what, progress);
+        }
+        Error::new(
+            Code::DigestMismatch,
+            format!("an entry document says something else about the blob {digest} than what it is: {what}"),
+        )
+        .hint("whoever made the entry did not build it with weightmill: remove it, and build it here")
+    }
+
+    fn digest_of(&self, file: &File, len_bytes: u64) -> Option<BlobDigest> {
+        let mut hash = Sha256::new();
+        let mut buffer = vec![0; 1 << 20];
+        let mut at = 0;
+        while at < len_bytes {
+            let want = buffer.len().min((len_bytes - at) as usize);
+            let read = read_full(&*self.storage, file, &mut buffer[..want], at).ok()?;
+            if read < want {
+                return None;
+            }
+            hash.update(&buffer[..want]);
+            at += want as u64;
+        }
+        Some(BlobDigest::from_bytes(hash.finalize().into()))
     }
 
     /// Moves a corrupt blob aside and gives the error that says so.

@@ -95,6 +95,7 @@ impl Publication {
     /// aside).
     ///
     /// # Errors
+    /// `digest_mismatch` if it is whole, but not what the document says;
     /// `interrupted`, `io_error`.
     pub fn take_shard(
         &self,
@@ -111,6 +112,10 @@ impl Publication {
             let Some(open) = inner.open_shard(record, layout.clone(), digests.clone(), progress)? else {
                 return Ok(None);
             };
+            // The document came from elsewhere, so that the shard was verified
+            // says nothing about what the document calls it.
+            let Some(list) = inner.read_blob(&record.leaves, progress)? else { return Ok(None) };
+            open.check_leaf_list(&list)?;
             let whole = inner.verify_shards(std::slice::from_ref(&open), Verify::First, pool, progress)?;
             Ok(whole.then_some(open))
         };
@@ -272,16 +277,18 @@ impl Reception<'_> {
     /// `io_error`.
     pub fn restart(&mut self) -> Result<()> {
         let inner = &self.publication.work.inner;
-        // The old file keeps its lock until the new one has its own, so nobody
-        // comes between.
+        let taken = || {
+            Error::new(Code::LockTimeout, format!("another process receives the blob {} too", self.digest))
+                .hint("run it again")
+        };
         inner.remove_file(&self.path)?;
-        let file = inner.storage.create_new(&self.path, 0o600).map_err(|e| failed("create", &self.path, &e))?;
+        // From here on another process may make the name, and have it.
+        let file = inner.storage.create_new(&self.path, 0o600).map_err(|e| match e.kind() {
+            ErrorKind::AlreadyExists => taken(),
+            _ => failed("create", &self.path, &e),
+        })?;
         if !inner.storage.try_lock(&file, Sharing::Exclusive).map_err(|e| failed("lock", &self.path, &e))? {
-            return Err(Error::new(
-                Code::LockTimeout,
-                format!("another process receives the blob {} too", self.digest),
-            )
-            .hint("run it again"));
+            return Err(taken());
         }
         self.file = file;
         self.hash = Sha256::new();
@@ -337,14 +344,18 @@ impl Reception<'_> {
         inner.remove_file(&self.path)?;
         // After the names have changed: that moves the change time.
         let metadata = inner.storage.file_metadata(&self.file).map_err(|e| failed("look at", &self.path, &e))?;
-        inner.set_verified(&record.digest, &self.file, &metadata);
+        inner.set_verified(record, &self.file, &metadata);
         Ok(())
     }
 
     fn take_what_is_there(&mut self, progress: &dyn Progress) -> Result<()> {
         let storage = self.publication.work.inner.storage.clone();
-        let len = storage.file_metadata(&self.file).map_err(|e| failed("look at", &self.path, &e))?.len();
-        if len > self.size_bytes {
+        let metadata = storage.file_metadata(&self.file).map_err(|e| failed("look at", &self.path, &e))?;
+        let len = metadata.len();
+        // A crash while it was made read-only can leave it so, and short: then
+        // nothing can be added to it.
+        let read_only = metadata.mode() & 0o200 == 0;
+        if len > self.size_bytes || (read_only && len < self.size_bytes) {
             return self.restart();
         }
         let mut buffer = vec![0; PIECE_BYTES];

@@ -154,9 +154,11 @@ fn first_verifies_once_and_after_every_change() {
     let first = lease(Verify::First).unwrap().unwrap();
     assert_eq!(names(dir.path().join("state/first")).len(), 2);
     let path = first.shard_path(1).to_owned();
-    let digest = first.document().shards[1].digest;
-    let verified = || store.0.is_verified(&digest, &fs::metadata(&path).unwrap());
+    let mut shard = first.document().shards[1].clone();
+    let verified = || store.0.is_verified(&first.document().shards[1], &fs::metadata(&path).unwrap());
     assert!(verified());
+    shard.leaves = first.document().shards[0].leaves;
+    assert!(!store.0.is_verified(&shard, &fs::metadata(&path).unwrap()), "another leaf list has not verified it");
     damage(&path, |file| file.write_all_at(b"x", 5000).unwrap());
     assert!(!verified(), "its change time is another now");
     assert!(lease(Verify::Never).unwrap().is_some(), "never looks at no byte of the data");

@@ -22,6 +22,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::Inner;
+use super::document::ShardRecord;
 use super::records::Kind;
 use super::shard::ShardLayout;
 use super::storage::{Storage, read_twice};
@@ -44,11 +45,13 @@ pub enum Verify {
     Never,
 }
 
-/// What a blob was when it was verified.
+/// What a shard was when it was verified, and by which leaf list: another one
+/// says nothing about it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FirstRecord {
     digest: BlobDigest,
+    leaves: BlobDigest,
     device: u64,
     inode: u64,
     size_bytes: u64,
@@ -178,9 +181,10 @@ fn check_piece(storage: &dyn Storage, suspect: &Suspect<'_>, piece: &Piece) -> O
 }
 
 impl Inner {
-    fn first_record(&self, digest: &BlobDigest, metadata: &Metadata) -> Option<FirstRecord> {
+    fn first_record(&self, shard: &ShardRecord, metadata: &Metadata) -> Option<FirstRecord> {
         Some(FirstRecord {
-            digest: *digest,
+            digest: shard.digest,
+            leaves: shard.leaves,
             device: metadata.dev(),
             inode: metadata.ino(),
             size_bytes: metadata.size(),
@@ -189,19 +193,20 @@ impl Inner {
         })
     }
 
-    /// Whether a blob was verified since this boot, and not changed since.
-    pub(crate) fn is_verified(&self, digest: &BlobDigest, metadata: &Metadata) -> bool {
-        let known: Option<FirstRecord> = self.read_record(&self.paths.first(digest), Kind::First);
-        known.is_some() && known == self.first_record(digest, metadata)
+    /// Whether a shard was verified by its leaf list since this boot, and not
+    /// changed since.
+    pub(crate) fn is_verified(&self, shard: &ShardRecord, metadata: &Metadata) -> bool {
+        let known: Option<FirstRecord> = self.read_record(&self.paths.first(&shard.digest), Kind::First);
+        known.is_some() && known == self.first_record(shard, metadata)
     }
 
-    /// Remembers that a blob was verified. `before` is what it was then; if it
-    /// has changed since, nothing is remembered.
-    pub(crate) fn set_verified(&self, digest: &BlobDigest, file: &File, before: &Metadata) {
-        let now = self.storage.file_metadata(file).ok().and_then(|m| self.first_record(digest, &m));
-        if let Some(record) = self.first_record(digest, before).filter(|record| now.as_ref() == Some(record)) {
+    /// Remembers that a shard was verified by its leaf list. `before` is what it
+    /// was then; if it has changed since, nothing is remembered.
+    pub(crate) fn set_verified(&self, shard: &ShardRecord, file: &File, before: &Metadata) {
+        let now = self.storage.file_metadata(file).ok().and_then(|m| self.first_record(shard, &m));
+        if let Some(record) = self.first_record(shard, before).filter(|record| now.as_ref() == Some(record)) {
             // Where it cannot be written, the blob is verified again.
-            let _ = self.write_record(&self.paths.first(digest), Kind::First, &record);
+            let _ = self.write_record(&self.paths.first(&shard.digest), Kind::First, &record);
         }
     }
 }

@@ -69,6 +69,9 @@ pub(in crate::cli) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
                 .hint("push it with --recipe, --checkpoint and --source; the recipe and its modules must be the same")
             })?;
             let FoundReference { reference, signer } = accept(found, &demand, &from)?;
+            if demand.content.is_none() {
+                demand.content_said_by = signer.clone();
+            }
             demand.content = Some(reference.content_digest);
             (reference.key, signer)
         }
@@ -131,8 +134,11 @@ fn arguments(args: &Args) -> Result<(Option<ActionKey>, Repository)> {
 /// A reference that may be followed: it pins the content from here on.
 fn accept(found: FoundReference, demand: &Demand, from: &Repository) -> Result<FoundReference> {
     let content = found.reference.content_digest;
-    let wanted = demand.content.is_some_and(|wanted| wanted == content);
-    if found.signer.is_some() || demand.believe_registry && demand.content.is_none() || wanted {
+    let vouched = match demand.content {
+        Some(wanted) => wanted == content,
+        None => found.signer.is_some() || demand.believe_registry,
+    };
+    if vouched {
         return Ok(found);
     }
     let key = found.reference.key;

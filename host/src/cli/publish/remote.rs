@@ -9,9 +9,9 @@ use crate::attest::SigningKey;
 use crate::cli::args::{DemandArgs, RegistryArgs};
 use crate::cli::output::Style;
 use crate::cli::session::Session;
-use crate::digest::ActionKey;
+use crate::digest::{ActionKey, ContentDigest};
 use crate::error::{Code, Error, Result};
-use crate::execute::build::{Built, Entry, RemoteEntries};
+use crate::execute::build::{Built, Entry, Outcome, RemoteEntries};
 use crate::progress::Progress;
 use crate::publish::client::Registry;
 use crate::publish::entry::{Demand, pull_entry};
@@ -80,6 +80,18 @@ impl<'a> Remote<'a> {
         self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Checks that the result has the content that the user asked for.
+    pub(in crate::cli) fn check(&self, content: &ContentDigest) -> Result<()> {
+        match self.demand.content {
+            Some(wanted) if wanted != *content => Err(Error::new(
+                Code::IdentityCollision,
+                format!("the result has the content {content}, --content says {wanted}"),
+            )
+            .hint("one of the two builds was wrong, or the checkpoint or the recipe is another one")),
+            _ => Ok(()),
+        }
+    }
+
     /// Pushes what was built, if that is wanted.
     pub(in crate::cli) fn push(
         &self,
@@ -87,13 +99,19 @@ impl<'a> Remote<'a> {
         store: Option<&Store>,
         built: &Built,
     ) -> Result<Option<serde_json::Value>> {
-        if !self.args.push {
+        if !self.args.push || matches!(built.outcome, Outcome::Pulled) {
             return Ok(None);
         }
         let (Some(store), Entry::Stored(lease)) = (store, &built.entry) else {
             return Err(Error::new(Code::IoError, "nothing was pushed: the result is in memory only")
                 .hint("--mode required says what is wrong with the store"));
         };
+        // What is pushed, and signed, is what was built here.
+        let builders = store.provenance(&lease.document().key)?;
+        if !builders.is_empty() && builders.iter().all(|builder| builder["pulled_from"].is_string()) {
+            eprintln!("not pushed: the entry was not built here, it came from elsewhere before");
+            return Ok(None);
+        }
         // Without a name of the source there is nothing to be found by.
         let source = match (&self.args.source, source_of(session, None)) {
             (Some(source), _) => Some(source.clone()),
@@ -145,6 +163,7 @@ impl RemoteEntries for Remote<'_> {
                     Code::RegistryTimeout,
                     Code::DigestMismatch,
                     Code::EntryNotTrusted,
+                    Code::CorruptBlob,
                 ];
                 if !elsewhere.contains(&error.code()) {
                     return Err(error);
