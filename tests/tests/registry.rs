@@ -6,6 +6,8 @@
 
 #[path = "registry/access.rs"]
 mod access;
+#[path = "registry/between.rs"]
+mod between;
 #[path = "registry/entries.rs"]
 mod entries;
 #[path = "registry/folders.rs"]

@@ -11,18 +11,18 @@ use crate::front::{Answer, Front, Request, Upstream};
 use crate::server::Server;
 use crate::world::{User, World, number, text};
 
-const NAME: &str = "weights/small";
+pub(crate) const NAME: &str = "weights/small";
 
 /// A registry with an entry, and somebody who wants it.
-struct Scene {
-    world: World,
-    server: Server,
-    entry: Value,
-    user: User,
+pub(crate) struct Scene {
+    pub(crate) world: World,
+    pub(crate) server: Server,
+    pub(crate) entry: Value,
+    pub(crate) user: User,
 }
 
 impl Scene {
-    fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         let world = World::new();
         let server = Server::start(world.folder.path())?;
         world.checkpoint("base", 400, None);
@@ -33,11 +33,11 @@ impl Scene {
         Some(Scene { world, server, entry, user })
     }
 
-    fn front(&self, rule: impl Fn(&Request, &Upstream) -> Option<Answer> + Send + Sync + 'static) -> Front {
+    pub(crate) fn front(&self, rule: impl Fn(&Request, &Upstream) -> Option<Answer> + Send + Sync + 'static) -> Front {
         Front::start(self.server.port(), rule)
     }
 
-    fn pull(&self, from: &str, more: &[&str]) -> Ran {
+    pub(crate) fn pull(&self, from: &str, more: &[&str]) -> Ran {
         let mut arguments = vec!["pull", text(&self.entry, "key"), from, "--trust-registry"];
         arguments.extend(more);
         self.user.run(&arguments)
@@ -428,121 +428,4 @@ fn an_unfinished_download_that_rotted_is_made_anew() {
     scene.pull("oci://127.0.0.1:1/weights/small", &["--registry-retries", "0"]);
     std::fs::write(store.join("tmp").join(format!("{}.partial", text(shard, "digest"))), vec![0; 70_000]).unwrap();
     scene.then_succeeds();
-}
-
-#[test]
-fn mirrors_serve_blobs_and_need_not_be_trusted() {
-    let Some(scene) = Scene::new() else { return };
-    let blobs = |front: &Front| front.requests().iter().filter(|r| r.is_blob()).count();
-    let pull = |name: &str, registry: &Front, mirror: &Front| {
-        let user = scene.world.user(name);
-        let mirror = format!("127.0.0.1:{}", mirror.port());
-        let arguments =
-            ["pull", text(&scene.entry, "key"), &registry.repository(NAME), "--trust-registry", "--mirror", &mirror];
-        let pulled = user.run(&arguments).ok();
-        assert_eq!(pulled["content_digest"], scene.entry["content_digest"]);
-        user.run(&["verify", "--all"]).ok();
-    };
-    let honest = || scene.front(|request, upstream| Some(upstream.ask(request)));
-    // One that has everything is asked for every blob, and for nothing else.
-    let (registry, mirror) = (honest(), honest());
-    pull("good", &registry, &mirror);
-    assert_eq!(blobs(&registry), 0);
-    assert!(blobs(&mirror) > 5 && mirror.requests().iter().all(|r| r.is_blob() && r.path.contains("?ns=127.0.0.1:")));
-    // One that has nothing.
-    let (registry, mirror) = (honest(), scene.front(|_, _| Some(Answer::new(404, &[], b""))));
-    pull("empty", &registry, &mirror);
-    assert!(blobs(&registry) > 5);
-    // One that lies, one that breaks off, and one that gives too much.
-    for (name, harm) in [("lying", 0), ("breaking", 1), ("endless", 2)] {
-        let mirror = scene.front(move |request, upstream| {
-            let mut answer = upstream.ask(request);
-            if answer.body.len() > 60_000 {
-                answer.header("content-length", &answer.body.len().to_string());
-                match harm {
-                    0 => answer.body[7000] ^= 1,
-                    1 => answer.cut_at = Some(50_000),
-                    _ => {
-                        answer.body.extend_from_slice(b"more");
-                        answer.headers.retain(|(name, _)| name != "content-length");
-                    }
-                }
-            }
-            Some(answer)
-        });
-        let registry = honest();
-        pull(name, &registry, &mirror);
-        assert!(blobs(&registry) > 0 && blobs(&mirror) > 0);
-    }
-}
-
-#[test]
-fn a_collision_in_the_registry_replaces_nothing() {
-    let Some(scene) = Scene::new() else { return };
-    let builder = scene.world.user("builder");
-    let front = scene.front(|request, upstream| {
-        let mut answer = upstream.ask(request);
-        if request.method == "HEAD" && request.path.contains("/manifests/") {
-            answer.header("docker-content-digest", &format!("sha256:{}", "cd".repeat(32)));
-        }
-        Some(answer)
-    });
-    let refused = builder.run(&["push", text(&scene.entry, "key"), &front.repository(NAME)]);
-    assert_eq!(refused.code(), "identity_collision");
-    assert!(front.requests().iter().all(|r| r.method != "PUT"), "nothing was put");
-}
-
-#[test]
-fn a_broken_upload_is_continued_or_made_anew() {
-    let world = World::new();
-    let Some(server) = Server::start(world.folder.path()) else { return };
-    world.checkpoint("base", 400, None);
-    let (builder, user) = (world.user("builder"), world.user("user"));
-    let entry = world.build(&builder, "base", &[]).ok();
-    fn is_upload(request: &Request) -> bool {
-        request.method == "PUT" && request.path.contains("/blobs/uploads/")
-    }
-    // Takes nothing at first, and does not say how far it came.
-    let front = Front::start(server.port(), |request, upstream| {
-        let busy = is_upload(request) && request.number % 3 == 0;
-        Some(if busy { Answer::new(502, &[("retry-after", "0")], b"") } else { upstream.ask(request) })
-    });
-    let push = |front: &Front, name: &str| {
-        let pushed = builder.run(&["push", text(&entry, "key"), &front.repository(name), "--connections", "1"]).ok();
-        assert_eq!(text(&pushed, "outcome"), "pushed");
-    };
-    push(&front, "weights/anew");
-    user.run(&["pull", text(&entry, "key"), &server.repository("weights/anew"), "--trust-registry"]).ok();
-    assert_eq!(user.blobs(), builder.blobs());
-
-    // Takes half of the first large blob, and says so when asked. (Another
-    // registry: this one has the blobs.)
-    let second = world.at("second");
-    std::fs::create_dir_all(&second).unwrap();
-    let server = Server::start(&second).unwrap();
-    let reached: std::sync::Mutex<Option<(usize, String)>> = std::sync::Mutex::new(None);
-    let front = Front::start(server.port(), move |request, upstream| {
-        let mut reached = reached.lock().unwrap();
-        if is_upload(request) && request.body().len() > 60_000 && reached.is_none() {
-            let half = request.body().len() / 2;
-            let path = request.path.rsplit_once("&digest=").unwrap().0;
-            let taken = upstream.ask(&request.sending("PATCH", path, &request.body()[..half]));
-            assert_eq!(taken.status, 202);
-            let location = taken.headers.iter().find(|(name, _)| name == "location").unwrap().1.clone();
-            *reached = Some((half, location));
-            return Some(Answer::new(503, &[("retry-after", "0")], b""));
-        }
-        let asks = request.method == "GET" && request.path.contains("/uploads/");
-        if let (true, Some((half, location))) = (asks, &*reached) {
-            return Some(Answer::new(204, &[("range", &format!("0-{}", half - 1)), ("location", location)], b""));
-        }
-        Some(upstream.ask(request))
-    });
-    let other = world.user("other");
-    push(&front, "weights/continued");
-    let patches: Vec<Request> = front.requests().into_iter().filter(|r| r.method == "PATCH").collect();
-    assert_eq!(patches.len(), 1);
-    assert!(!patches[0].headers["content-range"].starts_with("0-"), "only the rest is sent");
-    other.run(&["pull", text(&entry, "key"), &server.repository("weights/continued"), "--trust-registry"]).ok();
-    assert_eq!(other.blobs(), builder.blobs());
 }
