@@ -3,12 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use super::document::EntryDocument;
 use super::fixture::{Sample, copy_folder, fast_dir, open_on, pool};
 use super::storage::model::{At, Fault, FaultyStorage, Plan};
 use super::*;
-use crate::digest::BlockKey;
+use crate::digest::{BlobDigest, BlockKey};
 use crate::progress::Silent;
 
 /// A store before the fault, and what is done to it.
@@ -40,6 +41,61 @@ fn publish_with_reuse(store: &Store, sample: &Sample) -> Result<bool> {
     sample.build(publication, &given).map(|_| true)
 }
 
+/// The new entry as another store has it: its document and its blobs.
+fn elsewhere() -> &'static (EntryDocument, BTreeMap<BlobDigest, Vec<u8>>) {
+    static ELSEWHERE: OnceLock<(EntryDocument, BTreeMap<BlobDigest, Vec<u8>>)> = OnceLock::new();
+    ELSEWHERE.get_or_init(|| {
+        let dir = fast_dir();
+        let store = quick(dir.path());
+        new().publish(&store).unwrap();
+        let document = new().lease(&store).unwrap().unwrap().document().clone();
+        let read = |digest: &BlobDigest| std::fs::read(store.0.paths.blob(digest)).unwrap();
+        let blobs = document.shards.iter().flat_map(|s| [s.digest, s.leaves]).map(|d| (d, read(&d))).collect();
+        (document, blobs)
+    })
+}
+
+/// Receives the new entry, of every shard only so many bytes if `most` says so.
+fn pull(store: &Store, most: Option<usize>) -> Result<bool> {
+    let (document, blobs) = elsewhere();
+    let Claim::Build(publication) = store.claim(&new().key, &new().action, &Silent)? else { return Ok(false) };
+    for (shard, layout) in document.layouts()?.iter().enumerate() {
+        let record = &document.shards[shard];
+        let take = || publication.take_shard(document, shard, layout, pool(), &Silent);
+        if take()? {
+            continue;
+        }
+        let (bytes, leaves) = (&blobs[&record.digest], &blobs[&record.leaves]);
+        check_leaves(document, shard, layout, leaves)?;
+        publication.put_small(&record.leaves, leaves, &Silent)?;
+        if let Some(mut reception) = publication.receive(&record.digest, record.size, &Silent)? {
+            loop {
+                let end = most.unwrap_or(bytes.len());
+                for piece in bytes[reception.received_bytes() as usize..end].chunks(16_384) {
+                    reception.append(piece)?;
+                }
+                if most.is_some() || reception.digest_so_far() == record.digest {
+                    break;
+                }
+                assert!(reception.is_continued(), "only what a crash left may be wrong");
+                reception.restart()?;
+            }
+            if most.is_some() {
+                continue;
+            }
+            reception.finish_shard(record, layout, leaves, pool(), &Silent)?;
+        }
+        if !take()? {
+            return Err(Error::new(Code::CorruptBlob, "a shard that was received is not there"));
+        }
+    }
+    if most.is_some() {
+        return Ok(false);
+    }
+    publication.commit(document.clone(), &serde_json::json!({"pulled": true}), pool(), &Silent)?;
+    Ok(true)
+}
+
 fn rot(root: &Path, sample: &Sample) {
     use std::os::unix::fs::PermissionsExt;
     let store = quick(root);
@@ -50,7 +106,7 @@ fn rot(root: &Path, sample: &Sample) {
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o444)).unwrap();
 }
 
-const SCENARIOS: [Scenario; 5] = [
+const SCENARIOS: [Scenario; 7] = [
     Scenario {
         name: "the first publication, in a new store",
         before: |_| {},
@@ -65,6 +121,16 @@ const SCENARIOS: [Scenario; 5] = [
         name: "a publication that reuses a block",
         before: |root| assert!(old().publish(&quick(root)).unwrap().is_some()),
         act: |store| publish_with_reuse(store, &new()),
+    },
+    Scenario {
+        name: "a pull beside an entry that shares a block",
+        before: |root| assert!(old().publish(&quick(root)).unwrap().is_some()),
+        act: |store| pull(store, None),
+    },
+    Scenario {
+        name: "a pull that goes on with an unfinished one",
+        before: |root| assert!(!pull(&quick(root), Some(20_000)).unwrap()),
+        act: |store| pull(store, None),
     },
     Scenario {
         name: "finding a corrupt blob and rebuilding it",
@@ -136,7 +202,7 @@ fn run(scenario: &Scenario, template: &Path, plan: Plan) -> bool {
         assert!(codes.contains(&error.code()), "{error}");
     }
     let done = matches!(result, Ok(true));
-    let had_old = template.join("format").exists();
+    let had_old = had_old(template);
     storage.reboot(root.path(), after.path()).unwrap();
     assert_sound(after.path(), had_old, done);
     // Without a crash the process, or another one, goes on in the same folder.
@@ -144,6 +210,10 @@ fn run(scenario: &Scenario, template: &Path, plan: Plan) -> bool {
         assert_sound(root.path(), had_old, done);
     }
     reached
+}
+
+fn had_old(template: &Path) -> bool {
+    template.join("entries").join(old().key.to_string()).exists()
 }
 
 /// Runs a scenario with the fault at every operation.

@@ -100,10 +100,16 @@ impl Registry {
     fn mount(&self, digest: &BlobDigest, from: &str, progress: &dyn Progress) -> Result<Option<Upload>> {
         let url = format!("{}/blobs/uploads/?mount=sha256:{digest}&from={from}", self.base);
         let ask = Ask::new(Method::POST, url, Scope::Mount(from.to_owned()));
-        let answer = self.exchange(&ask, progress)?;
-        match answer.status {
-            201 => Ok(None),
-            _ => Ok(self.upload(&answer).ok()),
+        // Not allowed to read there, or not able to mount: it is sent.
+        let begun = match self.exchange(&ask, progress) {
+            Ok(answer) if answer.status == 201 => return Ok(None),
+            Ok(answer) => self.upload(&answer).ok(),
+            Err(e) if e.code() == Code::RegistryRefused => None,
+            Err(e) => return Err(e),
+        };
+        match begun {
+            Some(upload) => Ok(Some(upload)),
+            None => self.retried(progress, || self.begin()).map(Some),
         }
     }
 
