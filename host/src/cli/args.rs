@@ -136,9 +136,9 @@ impl DemandArgs {
         Ok(Demand {
             trust: Trust::load()?,
             content: self.content,
-            content_said_by: None,
             believe_registry: self.trust_registry,
             attestations,
+            ..Demand::default()
         })
     }
 }

@@ -59,7 +59,7 @@ pub(super) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
     let outline = session.outline()?;
     let bar = Bar::new();
     let pool = session::pool(args.work.jobs)?;
-    let remote = Remote::new(&args.remote, &args.recipe.remote.registry, &pool, &bar)?;
+    let remote = Remote::new(&args.remote, &args.recipe.remote.registry, &session, &pool, &bar)?;
     let for_push = store.as_ref().ok().cloned();
     let options = BuildOptions {
         mode,

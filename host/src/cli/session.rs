@@ -149,6 +149,12 @@ impl Session {
         })
     }
 
+    /// What the provenance calls an entry of it.
+    pub(super) fn labels(&self) -> BTreeMap<String, String> {
+        let names = [("recipe", self.recipe.name().to_owned()), ("model", model_name(self.checkpoint.path()))];
+        names.into_iter().map(|(field, name)| (field.to_owned(), name)).collect()
+    }
+
     /// The checkpoint.
     pub(super) fn checkpoint(&self) -> &Checkpoint {
         &self.checkpoint

@@ -5,6 +5,7 @@
 //! `$REGISTRY_AUTH_FILE` or `$XDG_RUNTIME_DIR/containers`). None is anonymous.
 //! A helper is another program, so it is waited for only so long.
 
+use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -83,23 +84,34 @@ fn look_up(name: &str) -> Result<Credentials, String> {
             Ok(DockerCredential::UsernamePassword(user, password)) => {
                 return Ok(Credentials::Basic { user, password });
             }
-            Err(e) => match absent(&e) {
-                true => {}
-                false => return Err(e.to_string()),
-            },
+            Err(CredentialRetrievalError::ConfigReadError) if malformed().is_some() => {
+                let file = malformed().unwrap_or_default();
+                return Err(format!("{} is no JSON document", file.display()));
+            }
+            Err(e) if absent(&e) => {}
+            Err(e) => return Err(e.to_string()),
         }
     }
     Ok(Credentials::Anonymous)
+}
+
+/// Docker's configuration, if it is there and cannot be parsed: the crate
+/// tells that no differently from a missing one.
+fn malformed() -> Option<PathBuf> {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let folder = variable("DOCKER_CONFIG").or_else(|| variable("HOME").map(|home| home.join(".docker")))?;
+    let file = folder.join("config.json");
+    let text = std::fs::read(&file).ok()?;
+    serde_json::from_slice::<serde_json::Value>(&text).is_err().then_some(file)
 }
 
 /// Whether there simply are no credentials. That a helper knows none for a
 /// registry is said in words only, the same ones by all helpers.
 fn absent(error: &CredentialRetrievalError) -> bool {
     match error {
-        CredentialRetrievalError::NoCredentialConfigured | CredentialRetrievalError::ConfigNotFound => true,
-        // The crate says so of a file that is not there, and of one that
-        // cannot be parsed: only the first is common, and both mean none.
-        CredentialRetrievalError::ConfigReadError => true,
+        CredentialRetrievalError::NoCredentialConfigured
+        | CredentialRetrievalError::ConfigNotFound
+        | CredentialRetrievalError::ConfigReadError => true,
         CredentialRetrievalError::HelperFailure { stdout, stderr, .. } => {
             [stdout, stderr].iter().any(|text| text.contains("credentials not found"))
         }

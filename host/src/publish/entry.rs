@@ -89,6 +89,9 @@ pub struct Demand {
     pub believe_registry: bool,
     /// Envelopes that the caller has at hand.
     pub attestations: Vec<Vec<u8>>,
+    /// What the caller knows of the entry, such as `recipe` and `model`: for
+    /// the provenance, which is for people.
+    pub labels: BTreeMap<String, String>,
 }
 
 /// An entry that was pulled.
@@ -282,7 +285,7 @@ pub fn pull_entry(
         pulled.bytes_received = receive_shards(store, registry, &publication, &offered, pool, progress)?;
         pulled.bytes_present -= pulled.bytes_received;
         let from = registry.repository().at(offered.manifest).to_string();
-        let provenance = provenance(&from, &pulled.grounds);
+        let provenance = provenance(&from, &pulled.grounds, &action, &demand.labels);
         let vouched = pulled.grounds.cover_document();
         publication.commit_received(offered.document, &provenance, vouched, pool, progress)?;
         Ok(Some(pulled))
@@ -310,15 +313,25 @@ pub(super) fn check_stored(
 }
 
 /// The provenance of an entry that was not built here.
-pub(super) fn provenance(from: &str, grounds: &Grounds) -> serde_json::Value {
+pub(super) fn provenance(
+    from: &str,
+    grounds: &Grounds,
+    action: &[u8],
+    labels: &BTreeMap<String, String>,
+) -> serde_json::Value {
+    let action: serde_json::Value = serde_json::from_slice(action).unwrap_or_default();
     let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    serde_json::json!({
+    let mut provenance = serde_json::json!({
         "program": concat!("weightmill ", env!("CARGO_PKG_VERSION")),
         "pulled_from": from,
         "pulled_at_unix_s": seconds,
         "trusted": grounds.to_string(),
         "host": rustix::system::uname().nodename().to_string_lossy(),
-    })
+        "tp_size": action["tp"]["size"],
+        "tp_rank": action["tp"]["rank"],
+    });
+    labels.iter().for_each(|(name, value)| provenance[name] = value.clone().into());
+    provenance
 }
 
 /// Checks that an action is that of the key.

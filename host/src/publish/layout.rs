@@ -249,7 +249,7 @@ impl LayoutFolder {
         for shard in 0..document.shards.len() {
             self.import_shard(&publication, &offered, shard, pool, progress)?;
         }
-        let provenance = provenance(&from, &imported.grounds);
+        let provenance = provenance(&from, &imported.grounds, &action, &demand.labels);
         let vouched = imported.grounds.cover_document();
         publication.commit_received(offered.document, &provenance, vouched, pool, progress)?;
         Ok(imported)

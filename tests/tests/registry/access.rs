@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::front::{Answer, Front};
-use crate::server::{Server, Settings};
+use crate::server::{Server, Settings, skip};
 use crate::world::{User, World, text};
 
 /// Ada with the password "secret", as `htpasswd -Bbn ada secret` writes it.
@@ -41,6 +41,10 @@ fn a_name_and_password_come_from_docker_or_a_helper() {
 
     // "ada:secret" and "ada:wrong".
     let ada = world.user("ada");
+    docker_config(&ada, "{");
+    let malformed = push(&ada, &server, &[]);
+    assert_eq!(malformed.code(), "registry_refused");
+    assert!(malformed.message().contains("config.json"), "{}", malformed.message());
     docker_config(&ada, &format!("{{\"auths\":{{\"{registry}\":{{\"auth\":\"YWRhOndyb25n\"}}}}}}"));
     assert_eq!(push(&ada, &server, &[]).code(), "registry_refused");
     docker_config(&ada, &format!("{{\"auths\":{{\"{registry}\":{{\"auth\":\"YWRhOnNlY3JldA==\"}}}}}}"));
@@ -141,7 +145,7 @@ fn certificates(world: &World) -> Option<(PathBuf, PathBuf, PathBuf)> {
     for step in steps {
         let made = Command::new("openssl").args(step).output();
         if !made.is_ok_and(|o| o.status.success()) {
-            eprintln!("SKIPPED: openssl is not installed, or makes no certificates");
+            skip("openssl is not installed, or makes no certificates");
             return None;
         }
     }

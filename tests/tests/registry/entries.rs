@@ -177,6 +177,8 @@ fn a_node_without_the_checkpoint_finds_the_entry_by_recipe_and_source() {
     let pulled = sought(&node, source, &[]).ok();
     assert_eq!((text(&pulled, "outcome"), &pulled["key"]), ("pulled", &built["key"]));
     assert_eq!(pulled["reference_signed_by"], "release");
+    let listed = node.run(&["store", "ls"]).ok()["entries"][0]["provenance"].clone();
+    assert_eq!((text(&listed, "recipe"), text(&listed, "model"), number(&listed, "tp_size")), ("small", source, 1));
     assert_eq!(node.blobs(), builder.blobs());
     let content = text(&built, "content_digest").to_owned();
     assert_eq!(text(&sought(&stranger, source, &["--content", &content]).ok(), "outcome"), "pulled");

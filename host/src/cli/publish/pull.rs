@@ -73,6 +73,8 @@ pub(in crate::cli) fn run(global: &Global, args: &Args) -> Result<ExitCode> {
                 demand.content_said_by = signer.clone();
             }
             demand.content = Some(reference.content_digest);
+            demand.labels.insert("recipe".into(), recipe.name().into());
+            demand.labels.insert("model".into(), sought.source.to_string());
             (reference.key, signer)
         }
         _ => {

@@ -55,15 +55,18 @@ impl<'a> Remote<'a> {
     pub(in crate::cli) fn new(
         args: &'a BuildRemoteArgs,
         registry: &'a RegistryArgs,
+        session: &Session,
         pool: &'a rayon::ThreadPool,
         progress: &'a dyn Progress,
     ) -> Result<Option<Self>> {
         let Some(repository) = &args.remote else { return Ok(None) };
+        let mut demand = args.demand.demand()?;
+        demand.labels = session.labels();
         Ok(Some(Remote {
             args,
             repository,
             registry,
-            demand: args.demand.demand()?,
+            demand,
             key: sign::key(args.sign.as_deref())?,
             pool,
             progress,

@@ -137,11 +137,11 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Makes ready to talk to a repository's registry. Asks nothing yet.
+    /// Makes ready to talk to a repository's registry. Asks nothing yet, not
+    /// even for credentials.
     ///
     /// # Errors
-    /// `registry_refused` if the user's credentials cannot be had, or plain
-    /// HTTP is asked for; `network_error` if TLS cannot be set up.
+    /// `network_error` if TLS cannot be set up; `bad_params` for a mirror.
     pub fn open(repository: &Repository, options: &RegistryOptions) -> Result<Self> {
         let plain = match options.tls {
             Tls::Elsewhere => repository.is_loopback(),
