@@ -20,7 +20,7 @@ const LOCAL_GET: u8 = 0x20;
 const LOCAL_TEE: u8 = 0x22;
 
 /// The module, which is valid and imports nothing, with canonical NaNs.
-pub(super) fn rewritten(module: &[u8]) -> Result<Cow<'_, [u8]>, BinaryReaderError> {
+pub(crate) fn rewritten(module: &[u8]) -> Result<Cow<'_, [u8]>, BinaryReaderError> {
     let mut parameters: Vec<u32> = Vec::new();
     let mut functions: Vec<u32> = Vec::new();
     let mut section_end = 0;

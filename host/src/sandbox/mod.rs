@@ -25,7 +25,7 @@
 //! its stack for WebAssembly frames alone: use threads with at least 2 MiB.
 
 mod calls;
-mod canonical;
+pub(crate) mod canonical;
 mod ceiling;
 mod exports;
 mod floats;
