@@ -92,7 +92,7 @@ fn pull(store: &Store, most: Option<usize>) -> Result<bool> {
     if most.is_some() {
         return Ok(false);
     }
-    publication.commit(document.clone(), &serde_json::json!({"pulled": true}), pool(), &Silent)?;
+    publication.commit_received(document.clone(), &serde_json::json!({"pulled": true}), true, pool(), &Silent)?;
     Ok(true)
 }
 

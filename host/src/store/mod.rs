@@ -73,6 +73,8 @@ mod doctor_tests;
 #[cfg(test)]
 mod fixture;
 #[cfg(test)]
+mod receive_tests;
+#[cfg(test)]
 mod tests;
 
 use std::ffi::OsString;
