@@ -8,6 +8,8 @@
 mod access;
 #[path = "registry/between.rs"]
 mod between;
+#[path = "registry/elsewhere.rs"]
+mod elsewhere;
 #[path = "registry/entries.rs"]
 mod entries;
 #[path = "registry/folders.rs"]
@@ -18,6 +20,8 @@ mod front;
 mod hostile;
 #[path = "registry/modules.rs"]
 mod modules;
+#[path = "registry/referrers.rs"]
+mod referrers;
 #[path = "registry/server.rs"]
 mod server;
 #[path = "registry/world.rs"]

@@ -13,6 +13,7 @@ use docker_credential::{CredentialRetrievalError, DockerCredential};
 
 use super::reference::Repository;
 use crate::error::{Code, Error, Result};
+use crate::plan::printable;
 
 /// The longest wait for a credential helper.
 const HELPER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -62,7 +63,7 @@ impl Credentials {
                     Code::RegistryRefused,
                     format!("the credentials for {} cannot be had: {what}", repository.registry),
                 )
-                .hint("look at ~/.docker/config.json and the credential helper that it names, or log in again")
+                .hint("look at ~/.docker/config.json, run the credential helper that it names by hand, or log in again")
             }),
             Err(_) => Err(Error::new(
                 Code::RegistryTimeout,
@@ -89,7 +90,7 @@ fn look_up(name: &str) -> Result<Credentials, String> {
                 return Err(format!("{} is no JSON document", file.display()));
             }
             Err(e) if absent(&e) => {}
-            Err(e) => return Err(e.to_string()),
+            Err(e) => return Err(shown(&e)),
         }
     }
     Ok(Credentials::Anonymous)
@@ -105,6 +106,29 @@ fn malformed() -> Option<PathBuf> {
     serde_json::from_slice::<serde_json::Value>(&text).is_err().then_some(file)
 }
 
+/// What can be said of an error. What a helper wrote may hold the secret.
+fn shown(error: &CredentialRetrievalError) -> String {
+    match error {
+        CredentialRetrievalError::HelperFailure { helper, .. } => format!(
+            "the credential helper '{}' failed (its exit status is not 0); what it wrote is not shown, since it may hold a secret",
+            printable(helper)
+        ),
+        CredentialRetrievalError::HelperCommunicationError => {
+            "the credential helper that is named there cannot be run, or ended too soon".into()
+        }
+        CredentialRetrievalError::MalformedHelperResponse => {
+            "the credential helper that is named there gave no credentials that can be read".into()
+        }
+        CredentialRetrievalError::CredentialDecodingError => "an 'auth' there is no base64 of name:password".into(),
+        CredentialRetrievalError::CredentialMismatchError => {
+            "an 'auth' there is not of the name and password beside it".into()
+        }
+        CredentialRetrievalError::NoCredentialConfigured
+        | CredentialRetrievalError::ConfigNotFound
+        | CredentialRetrievalError::ConfigReadError => "there are none".into(),
+    }
+}
+
 /// Whether there simply are no credentials. That a helper knows none for a
 /// registry is said in words only, the same ones by all helpers.
 fn absent(error: &CredentialRetrievalError) -> bool {
@@ -116,5 +140,24 @@ fn absent(error: &CredentialRetrievalError) -> bool {
             [stdout, stderr].iter().any(|text| text.contains("credentials not found"))
         }
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_helper_wrote_is_not_shown() {
+        let failure = |stdout: &str, stderr: &str| CredentialRetrievalError::HelperFailure {
+            helper: "docker-credential-x".into(),
+            stdout: stdout.into(),
+            stderr: stderr.into(),
+        };
+        let failed = failure("{\"Secret\":\"hunter2\"}", "hunter2 is locked");
+        assert!(!absent(&failed));
+        let text = shown(&failed);
+        assert!(text.contains("'docker-credential-x'") && !text.contains("hunter2"), "{text}");
+        assert!(absent(&failure("credentials not found in native keychain", "")));
     }
 }

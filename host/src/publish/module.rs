@@ -50,6 +50,8 @@ pub struct PulledModule {
     pub remote: RemoteModule,
     /// The module.
     pub module: Module,
+    /// Why its signatures could not be read, if so: none are known then.
+    pub unread: Option<Error>,
 }
 
 /// Pushes a module under a tag, and signs it if there is a key.
@@ -119,7 +121,8 @@ pub fn module_signature(module: &Module, key: &SigningKey) -> Result<Vec<u8>> {
 }
 
 /// Pulls the module of a manifest, checks it against the static rules, and
-/// takes along the signatures that are attached to it.
+/// takes along the signatures that are attached to it. Whether any are needed is
+/// for the caller to say, so a pull does not fail for want of them.
 ///
 /// # Errors
 /// `module_not_found` if there is none; `digest_mismatch`; what is wrong with
@@ -132,14 +135,18 @@ pub fn pull_module(registry: &Registry, manifest: &BlobDigest, progress: &dyn Pr
         let layer = wasm_layer(&Manifest::parse(&fetched.bytes, &from.to_string())?, &from)?;
         let bytes = registry.small_blob(&layer.digest, limits::MODULE_BYTES as u64, progress)?;
         let module = Module::parse(bytes).map_err(|e| e.context(&from))?;
-        let signatures = signatures(registry, manifest, progress)?;
+        let (signatures, unread) = match signatures(registry, manifest, progress) {
+            Ok(signatures) => (signatures, None),
+            Err(e) if e.code() == Code::Interrupted => return Err(e),
+            Err(e) => (Vec::new(), Some(e)),
+        };
         let remote = RemoteModule {
             repository: registry.repository().to_string(),
             manifest: *manifest,
             module: module.digest(),
             signatures,
         };
-        Ok(PulledModule { remote, module })
+        Ok(PulledModule { remote, module, unread })
     })
 }
 

@@ -179,7 +179,7 @@ fn is_registry(text: &str) -> bool {
 
 /// Components of lower-case letters and digits, with `.`, `_`, `__` or dashes
 /// between, as the distribution specification has them.
-fn is_name(text: &str) -> bool {
+pub(super) fn is_name(text: &str) -> bool {
     let is_component = |component: &str| {
         let alphanumeric = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
         let bytes = component.as_bytes();

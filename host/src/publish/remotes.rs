@@ -10,6 +10,7 @@
 //! manifest is, and from which repository, is known from pulling it. So what a
 //! lock file claims about a module is compared, never believed.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -33,6 +34,8 @@ pub struct RemoteModules {
     locked: bool,
     trust: Mutex<Option<Trust>>,
     progress: Box<dyn Progress + Send>,
+    /// Why a manifest's signatures could not be read.
+    unread: Mutex<BTreeMap<BlobDigest, String>>,
     /// One at a time reads and writes the lock file.
     writing: Mutex<()>,
 }
@@ -59,7 +62,15 @@ impl RemoteModules {
         locked: bool,
         progress: Box<dyn Progress + Send>,
     ) -> Self {
-        RemoteModules { store, options, locked, trust: Mutex::default(), progress, writing: Mutex::default() }
+        RemoteModules {
+            store,
+            options,
+            locked,
+            trust: Mutex::default(),
+            progress,
+            unread: Mutex::default(),
+            writing: Mutex::default(),
+        }
     }
 
     fn trust(&self) -> Result<Trust> {
@@ -78,20 +89,36 @@ impl RemoteModules {
     /// `registry_timeout`; `recipe_invalid` for the lock file.
     pub fn resolve(&self, reference: &Reference, folder: &Path, progress: &dyn Progress) -> Result<Resolved> {
         let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut lock = LockFile::load(folder)?;
-        let known = lock.get(reference);
         let mut asked = false;
+        loop {
+            if let Some(resolved) = self.try_resolve(reference, folder, &mut asked, progress)? {
+                return Ok(resolved);
+            }
+        }
+    }
+
+    /// `None` if another process was the first to record what the reference
+    /// means, and found something else.
+    fn try_resolve(
+        &self,
+        reference: &Reference,
+        folder: &Path,
+        asked: &mut bool,
+        progress: &dyn Progress,
+    ) -> Result<Option<Resolved>> {
+        let lock = LockFile::load(folder)?;
+        let known = lock.get(reference);
         let manifest = match (reference.digest, known) {
             (Some(digest), _) => digest,
             (None, Some(locked)) => locked.manifest,
             (None, None) if self.locked => return Err(not_locked(reference, &lock)),
             (None, None) => {
-                asked = true;
+                *asked = true;
                 self.look_up(reference, progress)?
             }
         };
         let (mut remote, module, pulled) = self.take(reference, &manifest, progress)?;
-        asked |= pulled;
+        *asked |= pulled;
         if let Some(locked) = known.filter(|locked| locked.module != remote.module) {
             return Err(Error::new(
                 Code::DigestMismatch,
@@ -105,22 +132,24 @@ impl RemoteModules {
             .hint("the lock file was altered: restore it, or run `weightmill module update`"));
         }
         let trust = self.trust()?;
-        let grounds = match trust.judge_module(reference, &remote) {
+        let grounds = match self.judge(reference, &remote) {
             Err(refused) if !pulled && trust.has_module_keys() => {
                 // It may have been signed since.
-                self.refresh(reference, &mut remote, progress).map_err(|_| refused)?;
+                self.refresh(reference, &mut remote, progress).map_err(|e| unsigned(refused, e.message()))?;
                 trust.judge_module(reference, &remote)?
             }
             judged => judged?,
         };
-        if known.is_none() && !self.locked && lock.set(reference, Locked { manifest, module: remote.module }) {
-            match lock.write() {
+        if known.is_none() && !self.locked {
+            let found = Locked { manifest, module: remote.module };
+            match LockFile::record(folder, reference, found, progress) {
+                Ok(recorded) if recorded != found => return Ok(None),
                 // What is pinned in the recipe means the same without a lock.
                 Err(_) if reference.digest.is_some() => {}
-                written => written?,
+                recorded => drop(recorded?),
             }
         }
-        Ok(Resolved { module, manifest, grounds, asked })
+        Ok(Some(Resolved { module, manifest, grounds, asked: *asked }))
     }
 
     /// What a tag points to now.
@@ -166,7 +195,14 @@ impl RemoteModules {
         progress: &dyn Progress,
     ) -> Result<(RemoteModule, Module)> {
         let registry = Registry::open(&reference.repository, &self.options)?;
-        let pulled = pull_module(&registry, manifest, progress)?;
+        let mut pulled = pull_module(&registry, manifest, progress)?;
+        if let Some(why) = &pulled.unread {
+            // Those that were read at another time are as good as ever.
+            let kept = self.store.as_ref().and_then(|store| store.remote_module(&pulled.remote.repository, manifest));
+            pulled.remote.signatures = kept.map(|kept| kept.signatures).unwrap_or_default();
+            let mut unread = self.unread.lock().unwrap_or_else(PoisonError::into_inner);
+            unread.insert(*manifest, why.message().to_owned());
+        }
         if let Some(store) = &self.store {
             store.put_module(pulled.module.bytes(), progress)?;
             store.put_remote_module(&pulled.remote)?;
@@ -189,7 +225,11 @@ impl RemoteModules {
     /// # Errors
     /// `module_not_trusted`, saying what to add.
     pub fn judge(&self, reference: &Reference, remote: &RemoteModule) -> Result<Grounds> {
-        self.trust()?.judge_module(reference, remote)
+        let unread = self.unread.lock().unwrap_or_else(PoisonError::into_inner).get(&remote.manifest).cloned();
+        self.trust()?.judge_module(reference, remote).map_err(|refused| match unread {
+            Some(why) => unsigned(refused, &why),
+            None => refused,
+        })
     }
 }
 
@@ -200,6 +240,16 @@ impl Remotes for RemoteModules {
 
     fn allow_stored(&self, digest: &ModuleDigest) -> Result<()> {
         self.trust()?.judge_stored(digest).map(drop)
+    }
+}
+
+/// A refusal where signatures might have said otherwise.
+fn unsigned(refused: Error, why: &str) -> Error {
+    let message = format!("{} (its signatures could not be read: {why})", refused.message());
+    let error = Error::new(refused.code(), message);
+    match refused.hint_text() {
+        Some(hint) => error.hint(hint),
+        None => error,
     }
 }
 

@@ -88,9 +88,17 @@ fn receive(
     if from == reception.size_bytes() {
         return Ok(());
     }
-    let mut stream = registry.stream(digest, from)?;
+    let mut stream = match registry.stream(digest, from) {
+        // What is there may be of another time, or the registry knows no
+        // ranges and says so in this way.
+        Err(failure) if failure.status == Some(416) && from > 0 => {
+            reception.restart()?;
+            registry.stream(digest, 0)?
+        }
+        stream => stream?,
+    };
     *mirrored |= stream.mirrored;
-    if stream.offset != from {
+    if stream.offset != reception.received_bytes() {
         if stream.offset != 0 {
             let what = format!("{doing}: asked from byte {from} on, got byte {}", stream.offset);
             return Err(Error::new(Code::RegistryRefused, what).into());

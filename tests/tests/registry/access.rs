@@ -11,7 +11,7 @@ use crate::world::{User, World, text};
 /// Ada with the password "secret", as `htpasswd -Bbn ada secret` writes it.
 const HTPASSWD: &str = "ada:$2y$05$t13A6KMtjI4OTVwPt57MtueLMfCML/pwenhF9T5inSrb9wE6EUq66\n";
 
-fn docker_config(user: &User, config: &str) {
+pub(crate) fn docker_config(user: &User, config: &str) {
     let folder = user.home().join(".docker");
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("config.json"), config).unwrap();

@@ -54,12 +54,14 @@ pub(crate) struct Answer {
     pub(crate) stall_at: Option<usize>,
     /// Closes the connection after so many bytes of the body.
     pub(crate) cut_at: Option<usize>,
+    /// Sends the body byte by byte, with pauses.
+    pub(crate) trickles: bool,
 }
 
 impl Answer {
     pub(crate) fn new(status: u16, headers: &[(&str, &str)], body: &[u8]) -> Self {
         let headers = headers.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
-        Answer { status, headers, body: body.to_vec(), stall_at: None, cut_at: None }
+        Answer { status, headers, body: body.to_vec(), stall_at: None, cut_at: None, trickles: false }
     }
 
     pub(crate) fn header(&mut self, name: &str, value: &str) {
@@ -101,7 +103,7 @@ impl Upstream {
         }
         let keep = |name: &str| !matches!(name, "transfer-encoding" | "connection");
         let headers = headers.into_iter().filter(|(name, _)| keep(name)).collect();
-        Answer { status, headers, body, stall_at: None, cut_at: None }
+        Answer { status, headers, body, stall_at: None, cut_at: None, trickles: false }
     }
 }
 
@@ -231,7 +233,14 @@ fn serve(
     head.push_str("\r\n");
     stream.write_all(head.as_bytes())?;
     let end = answer.stall_at.or(answer.cut_at).unwrap_or(answer.body.len()).min(answer.body.len());
-    stream.write_all(&answer.body[..end])?;
+    if answer.trickles {
+        for byte in answer.body.chunks(1).take_while(|_| !ended.load(Ordering::SeqCst)) {
+            stream.write_all(byte)?;
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    } else {
+        stream.write_all(&answer.body[..end])?;
+    }
     stream.flush()?;
     if answer.stall_at.is_some() {
         hang();

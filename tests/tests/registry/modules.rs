@@ -10,7 +10,7 @@ use weightmill_tests::Ran;
 use crate::server::{Server, has};
 use crate::world::{RECIPE, User, World, shipped, text};
 
-fn recipe_with(world: &World, name: &str, module: &str) -> PathBuf {
+pub(crate) fn recipe_with(world: &World, name: &str, module: &str) -> PathBuf {
     let folder = world.at(name);
     std::fs::create_dir_all(&folder).unwrap();
     let file = folder.join("recipe.toml");
@@ -18,7 +18,7 @@ fn recipe_with(world: &World, name: &str, module: &str) -> PathBuf {
     file
 }
 
-fn plan(world: &World, user: &User, recipe: &Path, more: &[&str]) -> Ran {
+pub(crate) fn plan(world: &World, user: &User, recipe: &Path, more: &[&str]) -> Ran {
     let checkpoint = world.at("base");
     let mut arguments =
         vec!["plan", "--recipe", recipe.to_str().unwrap(), "--checkpoint", checkpoint.to_str().unwrap()];

@@ -11,13 +11,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use base64ct::{Base64, Encoding};
 use serde::Deserialize;
 use ureq::Agent;
 use ureq::http::{Request, header};
 
-use super::exchange::{Failure, from_transport};
+use super::exchange::{Answer, Failure, from_transport};
 use crate::error::{Code, Error, Result};
 use crate::plan::printable;
 use crate::publish::credentials::Credentials;
@@ -41,6 +42,7 @@ pub(super) enum Scope {
 pub(super) struct Auth {
     repository: Repository,
     plain: bool,
+    timeout: Duration,
     credentials: Mutex<Option<Credentials>>,
     /// `Authorization` values that were taken.
     known: Mutex<BTreeMap<Scope, String>>,
@@ -54,8 +56,8 @@ struct Challenge {
 }
 
 impl Auth {
-    pub(super) fn new(repository: &Repository, plain: bool) -> Self {
-        Auth { repository: repository.clone(), plain, credentials: Mutex::default(), known: Mutex::default() }
+    pub(super) fn new(repository: &Repository, plain: bool, timeout: Duration) -> Self {
+        Auth { repository: repository.clone(), plain, timeout, credentials: Mutex::default(), known: Mutex::default() }
     }
 
     /// The value that was last taken for a scope.
@@ -145,21 +147,18 @@ impl Auth {
                 }
             }
         };
-        let mut answer = sent.map_err(|e| from_transport(e, &format!("asking {realm} for a token")))?;
-        if answer.status() != 200 {
-            return Err(refuse(format!("is not for this account: {realm} answered {}", answer.status().as_u16())));
+        let sent = sent.map_err(|e| from_transport(e, &format!("asking {realm} for a token")))?;
+        let answer = Answer::of(sent, self.timeout);
+        if answer.status != 200 {
+            let refused = refuse(format!("is not for this account: {realm} answered {}", answer.status));
+            return Err(Failure { status: Some(answer.status), ..refused });
         }
         #[derive(Deserialize)]
         struct Token {
             token: Option<String>,
             access_token: Option<String>,
         }
-        let text = answer
-            .body_mut()
-            .with_config()
-            .limit(TOKEN_LIMIT_BYTES)
-            .read_to_vec()
-            .map_err(|e| from_transport(e, &format!("asking {realm} for a token")))?;
+        let text = answer.whole(TOKEN_LIMIT_BYTES, &format!("the token of {realm}"))?;
         let token: Option<Token> = serde_json::from_slice(&text).ok();
         let token = token.and_then(|token| token.token.or(token.access_token)).filter(|token| is_token(token));
         token.ok_or_else(|| refuse(format!("is not answered for: {realm} gave no token")))

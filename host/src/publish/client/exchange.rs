@@ -13,6 +13,7 @@ use ureq::http::{HeaderMap, Method, Request, Response, header};
 use ureq::{Body, SendBody};
 
 use super::auth::Scope;
+use super::redirect::Trail;
 use super::{Registry, RegistryOptions, interrupted};
 use crate::error::{Code, Error, Result};
 use crate::plan::printable;
@@ -30,6 +31,8 @@ const ERROR_LIMIT_BYTES: u64 = 64 << 10;
 /// A transfer may be silent for a time-out, but not trickle for ever: within
 /// each time-out so many bytes must come.
 const TRICKLE_BYTES: u64 = 64 << 10;
+/// A document may take two time-outs, and a second more for so many bytes.
+const DOCUMENT_BYTES_PER_SECOND: u64 = 64 << 10;
 
 /// A request.
 pub(super) struct Ask<'a> {
@@ -43,6 +46,8 @@ pub(super) struct Ask<'a> {
     pub(super) content_range: Option<String>,
     pub(super) content_type: Option<&'a str>,
     pub(super) payload: Payload<'a>,
+    /// Whether an answer may lead elsewhere.
+    follows: bool,
 }
 
 /// What goes with a request.
@@ -64,7 +69,13 @@ impl Ask<'_> {
             content_range: None,
             content_type: None,
             payload: Payload::Nothing,
+            follows: false,
         }
+    }
+
+    /// Asks for a blob, which may be kept elsewhere.
+    pub(super) fn for_blob(method: Method, url: String, scope: Scope) -> Self {
+        Ask { follows: matches!(method, Method::GET | Method::HEAD), ..Ask::new(method, url, scope) }
     }
 }
 
@@ -83,6 +94,8 @@ pub(crate) struct Failure {
     pub(crate) again: Again,
     /// Whether much was done all the same: then the retries begin anew.
     pub(crate) progressed: bool,
+    /// The status of an answer that says no.
+    pub(crate) status: Option<u16>,
 }
 
 /// Whether trying again may help.
@@ -98,11 +111,20 @@ pub(crate) enum Again {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Failure { error, again: Again::Never, progressed: false }
+        Failure::new(error, Again::Never)
     }
 }
 
 impl Failure {
+    pub(super) fn new(error: Error, again: Again) -> Self {
+        Failure { error, again, progressed: false, status: None }
+    }
+
+    /// Whether the registry does not let this user do what was asked.
+    pub(super) fn is_denial(&self) -> bool {
+        matches!(self.status, Some(401 | 403))
+    }
+
     /// A failure while bytes were received.
     pub(crate) fn of_read(error: std::io::Error, doing: &str) -> Self {
         from_transport(error.into(), doing)
@@ -111,11 +133,7 @@ impl Failure {
     /// Bytes that ended too soon.
     pub(crate) fn short(doing: &str, missing_bytes: u64) -> Self {
         let message = format!("{doing}: the registry ended the connection {missing_bytes} bytes before the end");
-        Failure {
-            error: Error::new(Code::NetworkError, message).hint(NETWORK_HINT),
-            again: Again::After(None),
-            progressed: false,
-        }
+        Failure::new(Error::new(Code::NetworkError, message).hint(NETWORK_HINT), Again::After(None))
     }
 }
 
@@ -127,32 +145,32 @@ impl Registry {
         self.retried(progress, || self.once(ask))
     }
 
-    /// Sends a request, twice if the registry wants to know who asks.
+    /// Sends a request, twice if the registry wants to know who asks, and
+    /// where a blob is to be had if that is elsewhere.
     pub(super) fn once(&self, ask: &Ask<'_>) -> Result<Answer, Failure> {
+        let mut trail = Trail::new(&ask.url)?;
         let known = self.auth.known(&ask.scope);
-        let answer = self.send(ask, known.as_deref())?;
-        if answer.status != 401 {
-            return self.judge(answer, ask);
-        }
-        // Reads the rest, so that the connection can be used again.
-        let challenges: Vec<String> = answer
-            .headers
-            .get_all(header::WWW_AUTHENTICATE)
-            .iter()
-            .filter_map(|value| value.to_str().ok().map(str::to_owned))
-            .collect();
-        let refused = answer.refusal(&self.repository);
-        match self.auth.answer(&challenges, &ask.scope, &self.agent, known.is_some())? {
-            Some(value) => {
-                let answer = self.send(ask, Some(&value))?;
-                self.judge(answer, ask)
+        let (mut authorization, mut challenged) = (known.clone(), false);
+        loop {
+            let home = trail.is_home();
+            let answer = self.send(ask, trail.url(), authorization.as_deref().filter(|_| home))?;
+            if answer.status == 401 && home && !challenged {
+                challenged = true;
+                let challenges = answer.challenges();
+                // Reads the rest, so that the connection can be used again.
+                let refused = answer.refusal(&self.repository);
+                match self.auth.answer(&challenges, &ask.scope, &self.agent, known.is_some())? {
+                    Some(value) => authorization = Some(value),
+                    None => return Err(refused),
+                }
+            } else if !ask.follows || !trail.follow(&answer)? {
+                return self.judge(answer, ask).map_err(|failure| if home { failure } else { beyond(failure, &trail) });
             }
-            None => Err(refused),
         }
     }
 
-    fn send(&self, ask: &Ask<'_>, authorization: Option<&str>) -> Result<Answer, Failure> {
-        let mut request = Request::builder().method(ask.method.clone()).uri(&ask.url);
+    fn send(&self, ask: &Ask<'_>, url: &str, authorization: Option<&str>) -> Result<Answer, Failure> {
+        let mut request = Request::builder().method(ask.method.clone()).uri(url);
         if let Some(value) = authorization {
             request = request.header(header::AUTHORIZATION, value);
         }
@@ -168,7 +186,7 @@ impl Registry {
         if let Some(content_type) = ask.content_type {
             request = request.header(header::CONTENT_TYPE, content_type);
         }
-        let doing = || format!("{} {}", ask.method, ask.url);
+        let doing = || format!("{} {url}", ask.method);
         let invalid = |e: ureq::http::Error| {
             Failure::from(Error::new(Code::RegistryRefused, format!("{}: the address is malformed: {e}", doing())))
         };
@@ -193,20 +211,23 @@ impl Registry {
         let wanted_range = ask.from > 0 && answer.status == 416;
         match answer.status {
             200..300 | 404 => Ok(answer),
-            _ if wanted_range => Err(Failure {
-                error: Error::new(
-                    Code::RegistryRefused,
-                    format!(
-                        "the registry of {} has less than {} bytes of what it should have",
-                        self.repository, ask.from
-                    ),
-                ),
-                again: Again::Never,
-                progressed: false,
-            }),
+            status if wanted_range => {
+                let message = format!(
+                    "the registry of {} has less than {} bytes of what it should have",
+                    self.repository, ask.from
+                );
+                let error = Error::new(Code::RegistryRefused, message);
+                Err(Failure { status: Some(status), ..Failure::from(error) })
+            }
             _ => Err(answer.refusal(&self.repository)),
         }
     }
+}
+
+/// A refusal by a host that the registry led to: logging in helps nothing.
+fn beyond(failure: Failure, trail: &Trail) -> Failure {
+    let error = failure.error.context(format!("redirected to {}", trail.host()));
+    Failure { error: error.hint("the storage that the registry leads to refuses: try again later"), ..failure }
 }
 
 /// Runs `attempt` as the module's text says.
@@ -262,47 +283,30 @@ fn sleep(time: Duration, progress: &dyn Progress) {
 
 /// What a transport's failure means.
 pub(super) fn from_transport(error: ureq::Error, doing: &str) -> Failure {
-    let network = |again| Failure {
-        error: Error::new(Code::NetworkError, format!("{doing}: {error}")).hint(NETWORK_HINT),
-        again,
-        progressed: false,
+    let network =
+        |again| Failure::new(Error::new(Code::NetworkError, format!("{doing}: {error}")).hint(NETWORK_HINT), again);
+    let silence = |detail: &str| {
+        let message = format!("{doing}: the registry was silent for too long{detail}");
+        let error = Error::new(Code::RegistryTimeout, message)
+            .hint("check the registry, or allow it more time with --registry-timeout");
+        Failure::new(error, Again::Silence)
     };
     match &error {
-        ureq::Error::Timeout(_) => Failure {
-            error: Error::new(
-                Code::RegistryTimeout,
-                format!("{doing}: the registry was silent for too long ({error})"),
-            )
-            .hint("check the registry, or allow it more time with --registry-timeout"),
-            again: Again::Silence,
-            progressed: false,
-        },
+        ureq::Error::Timeout(_) => silence(&format!(" ({error})")),
         ureq::Error::Io(e) if matches!(e.kind(), std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock) => {
-            Failure {
-                error: Error::new(Code::RegistryTimeout, format!("{doing}: the registry was silent for too long"))
-                    .hint("check the registry, or allow it more time with --registry-timeout"),
-                again: Again::Silence,
-                progressed: false,
-            }
+            silence("")
         }
         ureq::Error::Io(e) if is_certificate(e) => network(Again::Never),
         ureq::Error::Io(_) | ureq::Error::ConnectionFailed | ureq::Error::BodyStalled => network(Again::After(None)),
         ureq::Error::Protocol(_) => network(Again::After(None)),
-        ureq::Error::HostNotFound => Failure {
-            error: Error::new(Code::NetworkError, format!("{doing}: there is no such host"))
-                .hint("check the registry's name, and the name service"),
-            again: Again::Never,
-            progressed: false,
-        },
-        ureq::Error::RequireHttpsOnly(_) => Failure {
-            error: Error::new(
-                Code::NetworkError,
-                format!("{doing}: the registry leads to plain HTTP, which is refused"),
-            )
-            .hint("use --plain-http if this network can be trusted"),
-            again: Again::Never,
-            progressed: false,
-        },
+        ureq::Error::HostNotFound => Error::new(Code::NetworkError, format!("{doing}: there is no such host"))
+            .hint("check the registry's name, and the name service")
+            .into(),
+        ureq::Error::RequireHttpsOnly(_) => {
+            Error::new(Code::NetworkError, format!("{doing}: the registry leads to plain HTTP, which is refused"))
+                .hint("use --plain-http if this network can be trusted")
+                .into()
+        }
         _ => network(Again::Never),
     }
 }
@@ -327,7 +331,7 @@ impl Answer {
         let doing = format!("reading {what}");
         let expected = self.length();
         let mut bytes = Vec::new();
-        let mut reader = self.into_reader().take(limit_bytes + 1);
+        let mut reader = self.untrickled(true).take(limit_bytes + 1);
         reader.read_to_end(&mut bytes).map_err(|e| Failure::of_read(e, &doing))?;
         if bytes.len() as u64 > limit_bytes {
             return Err(Error::new(
@@ -360,8 +364,17 @@ impl Answer {
     }
 
     pub(super) fn into_reader(self) -> Box<dyn Read + Send> {
+        Box::new(self.untrickled(false))
+    }
+
+    fn untrickled(self, document: bool) -> Untrickled<impl Read + Send + use<>> {
         let reader = self.body.into_with_config().limit(u64::MAX).reader();
-        Box::new(Untrickled { reader, timeout: self.timeout, since: Instant::now(), bytes: 0 })
+        Untrickled::new(reader, self.timeout, document)
+    }
+
+    fn challenges(&self) -> Vec<String> {
+        let values = self.headers.get_all(header::WWW_AUTHENTICATE).iter();
+        values.filter_map(|value| value.to_str().ok().map(str::to_owned)).collect()
     }
 
     /// Why the registry says no.
@@ -380,7 +393,7 @@ impl Answer {
         let status = self.status;
         let after = self.header("retry-after").and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
         let mut text = Vec::new();
-        let _ = self.into_reader().take(ERROR_LIMIT_BYTES).read_to_end(&mut text);
+        let _ = self.untrickled(true).take(ERROR_LIMIT_BYTES).read_to_end(&mut text);
         let said = match serde_json::from_slice::<Envelope>(&text) {
             Ok(envelope) => envelope
                 .errors
@@ -402,28 +415,50 @@ impl Answer {
             ),
             403 => (error.hint(format!("the account that is logged in to {host} may not do this here")), Again::Never),
             404 => (error.hint("check the name of the repository and the tag"), Again::Never),
+            300..=399 => (error.hint("it leads elsewhere, which is followed for blobs only"), Again::Never),
             429 => (error.hint("the registry wants fewer requests: wait, or lower --connections"), Again::After(after)),
             408 | 500 | 502 | 503 | 504 => {
                 (error.hint("the registry has a problem of its own: try again later"), Again::After(after))
             }
             _ => (error, Again::Never),
         };
-        Failure { error, again, progressed: false }
+        Failure { status: Some(status), ..Failure::new(error, again) }
     }
 }
 
-/// A reader that gives up when bytes only trickle.
+/// A reader that gives up when bytes only trickle, or a document does not come
+/// to its end.
 struct Untrickled<R> {
     reader: R,
     timeout: Duration,
+    document: bool,
+    start: Instant,
+    total_bytes: u64,
+    /// When the current time-out began, and what came since.
     since: Instant,
     bytes: u64,
+}
+
+impl<R> Untrickled<R> {
+    fn new(reader: R, timeout: Duration, document: bool) -> Self {
+        let start = Instant::now();
+        Untrickled { reader, timeout, document, start, total_bytes: 0, since: start, bytes: 0 }
+    }
+}
+
+/// Whether a document of which so much has come should have ended.
+fn is_overdue(elapsed: Duration, timeout: Duration, bytes: u64) -> bool {
+    elapsed > timeout.saturating_mul(2) + Duration::from_secs(bytes / DOCUMENT_BYTES_PER_SECOND)
 }
 
 impl<R: Read> Read for Untrickled<R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let read = self.reader.read(buffer)?;
         self.bytes += read as u64;
+        self.total_bytes += read as u64;
+        if self.document && read > 0 && is_overdue(self.start.elapsed(), self.timeout, self.total_bytes) {
+            return Err(std::io::ErrorKind::TimedOut.into());
+        }
         if self.since.elapsed() > self.timeout {
             if self.bytes < TRICKLE_BYTES && read > 0 {
                 return Err(std::io::ErrorKind::TimedOut.into());
@@ -432,5 +467,35 @@ impl<R: Read> Read for Untrickled<R> {
             self.bytes = 0;
         }
         Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents_end_or_are_given_up() {
+        let (minute, second) = (Duration::from_secs(60), Duration::from_secs(1));
+        // A byte just before each time-out is silence, for all that.
+        assert!(!is_overdue(2 * minute, minute, 2));
+        assert!(is_overdue(2 * minute + second, minute, 3));
+        // A slow line brings a large document all the same.
+        assert!(!is_overdue(2 * minute + 200 * second, minute, 16 << 20));
+        assert!(is_overdue(2 * minute + 257 * second, minute, 16 << 20));
+    }
+
+    #[test]
+    fn trickles_are_noticed() {
+        let read = |document, bytes: &[u8]| {
+            let mut reader = Untrickled::new(bytes, Duration::ZERO, document);
+            let start = Instant::now();
+            while start.elapsed().is_zero() {}
+            reader.read_to_end(&mut Vec::new()).map_err(|e| e.kind())
+        };
+        for document in [false, true] {
+            assert_eq!(read(document, b"x"), Err(std::io::ErrorKind::TimedOut));
+            assert_eq!(read(document, b""), Ok(0));
+        }
     }
 }

@@ -2,16 +2,19 @@
 //!
 //! Only blobs are asked for there, by digest, so a mirror can be slow, empty or
 //! hostile without harm: what it does not have, or what fails, comes from the
-//! registry, and after bytes with the wrong digest no mirror is asked any more.
+//! registry. One that cannot be reached or is silent is asked once only, and
+//! after bytes with the wrong digest no mirror is asked any more.
 //! What a tag points to, manifests and signatures come from the registry itself.
 //! No credentials go to a mirror.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use ureq::Agent;
-use ureq::http::{Method, header};
+use ureq::http::{Method, Request, header};
 
-use super::exchange::Answer;
+use super::exchange::{Answer, Failure, from_transport};
+use super::redirect::Trail;
 use super::{RegistryOptions, transport};
 use crate::digest::BlobDigest;
 use crate::error::{Code, Error, Result};
@@ -20,7 +23,7 @@ use crate::publish::reference::Repository;
 /// The mirrors of a repository.
 pub(super) struct Mirrors {
     mirrors: Vec<Mirror>,
-    timeout: std::time::Duration,
+    timeout: Duration,
     given_up: AtomicBool,
 }
 
@@ -30,6 +33,8 @@ struct Mirror {
     /// Which registry is meant, for mirrors of several.
     query: String,
     agent: Agent,
+    /// It was silent, or could not be reached.
+    left: AtomicBool,
 }
 
 impl Mirrors {
@@ -53,28 +58,32 @@ impl Mirrors {
                 blobs: format!("{scheme}://{host}/v2/{}/blobs/sha256:", repository.api_name()),
                 query: format!("?ns={}", repository.registry),
                 agent: transport::agent(&place, plain, options)?,
+                left: AtomicBool::new(false),
             })
         };
         let mirrors = options.mirrors.iter().map(mirror).collect::<Result<_>>()?;
         Ok(Mirrors { mirrors, timeout: options.timeout, given_up: AtomicBool::new(false) })
     }
 
-    /// The first good answer to the question for a blob from `offset` on.
-    pub(super) fn ask(&self, digest: &BlobDigest, offset: u64) -> Option<Answer> {
+    /// The first good answer to the question for a blob from `offset` on, and
+    /// the number of the mirror that gave it.
+    pub(super) fn ask(&self, digest: &BlobDigest, offset: u64) -> Option<(usize, Answer)> {
         if self.given_up.load(Ordering::Relaxed) {
             return None;
         }
-        self.mirrors.iter().find_map(|mirror| {
-            let mut request = ureq::http::Request::builder()
-                .method(Method::GET)
-                .uri(format!("{}{digest}{}", mirror.blobs, mirror.query));
-            if offset > 0 {
-                request = request.header(header::RANGE, format!("bytes={offset}-"));
+        let mut asked = self.mirrors.iter().enumerate().filter(|(_, mirror)| !mirror.left.load(Ordering::Relaxed));
+        asked.find_map(|(number, mirror)| match mirror.ask(digest, offset, self.timeout) {
+            Ok(answer) => matches!(answer.status, 200 | 206).then_some((number, answer)),
+            Err(_) => {
+                self.leave(number);
+                None
             }
-            let answer = mirror.agent.run(request.body(()).ok()?).ok()?;
-            let good = matches!(answer.status().as_u16(), 200 | 206);
-            good.then(|| Answer::of(answer, self.timeout))
         })
+    }
+
+    /// Asks one mirror no more.
+    pub(super) fn leave(&self, number: usize) {
+        self.mirrors[number].left.store(true, Ordering::Relaxed);
     }
 
     /// Asks no mirror any more.
@@ -85,5 +94,23 @@ impl Mirrors {
     /// Ends what is being transferred.
     pub(super) fn shutdown(&self) {
         self.mirrors.iter().for_each(|mirror| mirror.agent.clone().shutdown());
+    }
+}
+
+impl Mirror {
+    fn ask(&self, digest: &BlobDigest, offset: u64, timeout: Duration) -> Result<Answer, Failure> {
+        let mut trail = Trail::new(&format!("{}{digest}{}", self.blobs, self.query))?;
+        loop {
+            let doing = || format!("asking the mirror {}", trail.url());
+            let mut request = Request::builder().method(Method::GET).uri(trail.url());
+            if offset > 0 {
+                request = request.header(header::RANGE, format!("bytes={offset}-"));
+            }
+            let request = request.body(()).map_err(|e| Error::new(Code::BadParams, format!("{}: {e}", doing())))?;
+            let answer = Answer::of(self.agent.run(request).map_err(|e| from_transport(e, &doing()))?, timeout);
+            if !trail.follow(&answer)? {
+                return Ok(answer);
+            }
+        }
     }
 }

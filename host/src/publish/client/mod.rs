@@ -5,6 +5,7 @@
 //!    │
 //!    ├─ exchange  one request, authorised, retried with back-off
 //!    ├─ auth      anonymous, basic, bearer
+//!    ├─ redirect  blobs that are kept elsewhere
 //!    └─ transport TLS, proxies, time-outs: one HTTP agent
 //! ```
 //!
@@ -22,11 +23,12 @@
 //! size, every blob and every manifest is compared with the digest that was
 //! asked for, headers are parsed and never copied into paths, and no wait is
 //! without a bound. Redirects of blobs to other hosts are followed without the
-//! credentials, and not from TLS to plain HTTP.
+//! credentials, and not from TLS to plain HTTP; others are not followed.
 
 mod auth;
 mod exchange;
 mod mirrors;
+mod redirect;
 mod referrers;
 mod transport;
 mod upload;
@@ -152,7 +154,7 @@ impl Registry {
         let agent = transport::agent(repository, plain, options)?;
         Ok(Registry {
             base: format!("{scheme}://{}/v2/{}", repository.api_host(), repository.api_name()),
-            auth: Auth::new(repository, plain),
+            auth: Auth::new(repository, plain, options.timeout),
             mirrors: Mirrors::new(repository, options)?,
             repository: repository.clone(),
             agent,
@@ -223,10 +225,24 @@ impl Registry {
     /// `digest_mismatch` if it is not what was asked for, or not what the
     /// registry says that it is; like [`Registry::resolve`].
     pub fn manifest(&self, at: &At, progress: &dyn Progress) -> Result<Option<Fetched>> {
+        self.manifest_unless(|_| false, at, progress)
+    }
+
+    /// A manifest; `None` if there is none, or asking fails in a way that means
+    /// the same to the caller.
+    fn manifest_unless(
+        &self,
+        absent: impl Fn(&Failure) -> bool,
+        at: &At,
+        progress: &dyn Progress,
+    ) -> Result<Option<Fetched>> {
         let ask = self.ask_manifest(Method::GET, at);
         let what = format!("the manifest {at}");
         let found = self.retried(progress, || {
-            let answer = self.once(&ask)?;
+            let answer = match self.once(&ask) {
+                Err(failure) if absent(&failure) => return Ok(None),
+                answer => answer?,
+            };
             if answer.status == 404 {
                 return Ok(None);
             }
@@ -286,7 +302,7 @@ impl Registry {
     /// # Errors
     /// Like [`Registry::resolve`].
     pub fn has_blob(&self, digest: &BlobDigest, progress: &dyn Progress) -> Result<bool> {
-        let ask = Ask::new(Method::HEAD, self.blob_url(digest), Scope::Push);
+        let ask = Ask::for_blob(Method::HEAD, self.blob_url(digest), Scope::Push);
         Ok(self.exchange(&ask, progress)?.status != 404)
     }
 
@@ -296,15 +312,14 @@ impl Registry {
     /// `digest_mismatch`; `registry_refused` if there is none, or it is larger;
     /// like [`Registry::resolve`].
     pub fn small_blob(&self, digest: &BlobDigest, limit_bytes: u64, progress: &dyn Progress) -> Result<Vec<u8>> {
-        if let Some(answer) = self.mirrors.ask(digest, 0)
-            && let Ok(bytes) = answer.whole(limit_bytes, "a blob")
-        {
-            if BlobDigest::of(&bytes) == *digest {
-                return Ok(bytes);
+        if let Some((mirror, answer)) = self.mirrors.ask(digest, 0) {
+            match answer.whole(limit_bytes, "a blob") {
+                Ok(bytes) if BlobDigest::of(&bytes) == *digest => return Ok(bytes),
+                Ok(_) => self.distrust_mirrors(),
+                Err(_) => self.mirrors.leave(mirror),
             }
-            self.distrust_mirrors();
         }
-        let ask = Ask::new(Method::GET, self.blob_url(digest), Scope::Pull);
+        let ask = Ask::for_blob(Method::GET, self.blob_url(digest), Scope::Pull);
         let what = format!("the blob sha256:{digest}");
         let bytes = self.retried(progress, || {
             let answer = self.once(&ask)?;
@@ -325,9 +340,9 @@ impl Registry {
         let mirror = self.mirrors.ask(digest, offset);
         let mirrored = mirror.is_some();
         let answer = match mirror {
-            Some(answer) => answer,
+            Some((_, answer)) => answer,
             None => {
-                let mut ask = Ask::new(Method::GET, self.blob_url(digest), Scope::Pull);
+                let mut ask = Ask::for_blob(Method::GET, self.blob_url(digest), Scope::Pull);
                 ask.from = offset;
                 self.once(&ask)?
             }

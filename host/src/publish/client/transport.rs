@@ -8,7 +8,6 @@
 
 use std::time::Duration;
 
-use ureq::config::RedirectAuthHeaders;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::{Agent, Proxy};
 
@@ -28,8 +27,8 @@ pub(super) fn agent(repository: &Repository, plain: bool, options: &RegistryOpti
     let mut config = Agent::config_builder()
         .http_status_as_error(false)
         .https_only(!plain)
-        .redirect_auth_headers(RedirectAuthHeaders::Never)
-        .max_redirects(5)
+        // The client follows by itself, and not everything.
+        .max_redirects(0)
         .user_agent(concat!("weightmill/", env!("CARGO_PKG_VERSION")))
         .proxy(proxy)
         .timeout_resolve(quiet)

@@ -14,7 +14,9 @@ use super::auth::Scope;
 use super::exchange::{Again, Answer, Ask, Failure, Payload};
 use crate::digest::BlobDigest;
 use crate::error::{Code, Error, Result};
+use crate::plan::printable;
 use crate::progress::Progress;
+use crate::publish::reference::is_name;
 
 /// Where a blob's bytes come from.
 pub trait BlobSource: Sync {
@@ -39,6 +41,14 @@ pub enum Pushed {
     Sent,
 }
 
+/// What a registry makes of the wish to take a blob from elsewhere.
+enum Mount {
+    Done,
+    /// It begins an upload instead.
+    Begun(Upload),
+    Refused,
+}
+
 /// An upload that has begun.
 struct Upload {
     location: String,
@@ -50,7 +60,8 @@ impl Registry {
     ///
     /// # Errors
     /// `network_error`, `registry_refused`, `registry_timeout`, `interrupted`;
-    /// `digest_mismatch` if the registry takes the bytes for something else.
+    /// `digest_mismatch` if the registry takes the bytes for something else;
+    /// `bad_params` if `mount_from` is no repository's name.
     pub fn push_blob(
         &self,
         digest: &BlobDigest,
@@ -59,13 +70,18 @@ impl Registry {
         mount_from: Option<&str>,
         progress: &dyn Progress,
     ) -> Result<Pushed> {
+        if let Some(from) = mount_from.filter(|from| !is_name(from)) {
+            return Err(Error::new(Code::BadParams, format!("'{}' is no repository to mount from", printable(from)))
+                .hint("write the name of a repository of the same registry, such as weights/base"));
+        }
         if self.has_blob(digest, progress)? {
             return Ok(Pushed::Present);
         }
         let mut upload = match mount_from {
             Some(from) => match self.mount(digest, from, progress)? {
-                None => return Ok(Pushed::Mounted),
-                upload => upload,
+                Mount::Done => return Ok(Pushed::Mounted),
+                Mount::Begun(upload) => Some(upload),
+                Mount::Refused => None,
             },
             None => None,
         };
@@ -95,22 +111,17 @@ impl Registry {
         Ok(Pushed::Sent)
     }
 
-    /// Asks the registry to take a blob from another repository: `None` if it
-    /// did, else an upload, which it begins instead.
-    fn mount(&self, digest: &BlobDigest, from: &str, progress: &dyn Progress) -> Result<Option<Upload>> {
+    /// Asks the registry to take a blob from another repository. Who may write
+    /// here may not be allowed to read there.
+    fn mount(&self, digest: &BlobDigest, from: &str, progress: &dyn Progress) -> Result<Mount> {
         let url = format!("{}/blobs/uploads/?mount=sha256:{digest}&from={from}", self.base);
         let ask = Ask::new(Method::POST, url, Scope::Mount(from.to_owned()));
-        // Not allowed to read there, or not able to mount: it is sent.
-        let begun = match self.exchange(&ask, progress) {
-            Ok(answer) if answer.status == 201 => return Ok(None),
-            Ok(answer) => self.upload(&answer).ok(),
-            Err(e) if e.code() == Code::RegistryRefused => None,
-            Err(e) => return Err(e),
-        };
-        match begun {
-            Some(upload) => Ok(Some(upload)),
-            None => self.retried(progress, || self.begin()).map(Some),
-        }
+        self.retried(progress, || match self.once(&ask) {
+            Ok(answer) if answer.status == 201 => Ok(Mount::Done),
+            Ok(answer) => Ok(self.upload(&answer).map_or(Mount::Refused, Mount::Begun)),
+            Err(failure) if failure.is_denial() => Ok(Mount::Refused),
+            Err(failure) => Err(failure),
+        })
     }
 
     fn begin(&self) -> Result<Upload, Failure> {
@@ -166,7 +177,7 @@ impl Registry {
     }
 
     fn has_blob_now(&self, digest: &BlobDigest) -> bool {
-        let ask = Ask::new(Method::HEAD, self.blob_url(digest), Scope::Push);
+        let ask = Ask::for_blob(Method::HEAD, self.blob_url(digest), Scope::Push);
         self.once(&ask).is_ok_and(|answer| answer.status == 200)
     }
 
