@@ -119,7 +119,8 @@ impl Registry {
         self.retried(progress, || match self.once(&ask) {
             Ok(answer) if answer.status == 201 => Ok(Mount::Done),
             Ok(answer) => Ok(self.upload(&answer).map_or(Mount::Refused, Mount::Begun)),
-            Err(failure) if failure.is_denial() => Ok(Mount::Refused),
+            // Not allowed to read there, or not able to mount: it is sent.
+            Err(Failure { status: Some(_), again: Again::Never, .. }) => Ok(Mount::Refused),
             Err(failure) => Err(failure),
         })
     }
