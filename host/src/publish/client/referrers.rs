@@ -290,7 +290,7 @@ mod tests {
         let good = Descriptor::new(MANIFEST, BlobDigest::of(b"x"), 1);
         let other = json!({ "mediaType": MANIFEST, "digest": format!("sha512:{}", "ab".repeat(64)), "size": 1 });
         let listed = [other, json!(null), json!("x"), json!({}), serde_json::to_value(&good).unwrap()];
-        assert_eq!(readable(&listed), [good.clone()]);
+        assert_eq!(readable(&listed), std::slice::from_ref(&good));
         let many = vec![serde_json::to_value(&good).unwrap(); 2 * LISTED_LIMIT];
         assert_eq!(readable(&many).len(), LISTED_LIMIT);
         for (index, count) in [("{}", 0), ("{\"manifests\":7}", 0), ("{\"manifests\":[1,2]}", 2)] {
