@@ -14,9 +14,11 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use sha2::{Digest as _, Sha256};
 
 use super::client::interrupted;
 use super::entry::{
@@ -130,14 +132,24 @@ impl LayoutFolder {
     /// Writes a small file, whole or not at all.
     fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
         let path = self.folder.join(name);
-        let temporary = path.with_extension(format!("{}.new", std::process::id()));
-        std::fs::write(&temporary, bytes)
-            .and_then(|()| std::fs::rename(&temporary, &path))
-            .map_err(|e| failed("write", &path, &e))
+        let temporary = fresh(&path);
+        let write = || {
+            let mut file = File::options().write(true).create_new(true).open(&temporary)?;
+            file.write_all(bytes)?;
+            file.sync_all()?;
+            std::fs::rename(&temporary, &path)
+        };
+        write().map_err(|e| failed("write", &path, &e))
+    }
+
+    /// What was written stays, also when the medium is pulled out now.
+    fn sync(&self, name: &str) -> Result<()> {
+        let path = self.folder.join(name);
+        File::open(&path).and_then(|folder| folder.sync_all()).map_err(|e| failed("sync", &path, &e))
     }
 
     fn put_bytes(&self, digest: &BlobDigest, bytes: &[u8]) -> Result<u64> {
-        if self.has(digest, bytes.len() as u64) {
+        if self.has(digest, bytes.len() as u64, None) {
             return Ok(0);
         }
         self.write(&format!("blobs/sha256/{digest}"), bytes)?;
@@ -147,21 +159,34 @@ impl LayoutFolder {
     /// Links or copies a verified file of the store.
     fn put_file(&self, digest: &BlobDigest, size: u64, from: &Path, progress: &dyn Progress) -> Result<u64> {
         progress.advance(size);
-        if self.has(digest, size) {
+        if self.has(digest, size, Some(from)) {
             return Ok(0);
         }
         let path = self.blob_path(digest);
-        let temporary = path.with_extension(format!("{}.new", std::process::id()));
-        let _ = std::fs::remove_file(&temporary);
+        let temporary = fresh(&path);
+        let copy = || {
+            let mut to = File::options().write(true).create_new(true).open(&temporary)?;
+            std::io::copy(&mut File::open(from)?, &mut to)?;
+            to.sync_all()
+        };
         std::fs::hard_link(from, &temporary)
-            .or_else(|_| std::fs::copy(from, &temporary).map(drop))
+            .or_else(|_| copy())
             .and_then(|()| std::fs::rename(&temporary, &path))
             .map_err(|e| failed("write", &path, &e))?;
         Ok(size)
     }
 
-    fn has(&self, digest: &BlobDigest, size: u64) -> bool {
-        std::fs::metadata(self.blob_path(digest)).is_ok_and(|m| m.is_file() && m.len() == size)
+    /// Whether a blob is there and whole: it is the file that it would be made
+    /// from, or has its digest.
+    fn has(&self, digest: &BlobDigest, size: u64, from: Option<&Path>) -> bool {
+        let Ok(mut file) = open_regular(&self.blob_path(digest)) else { return false };
+        let Ok(metadata) = file.metadata() else { return false };
+        let same =
+            |from: &Path| std::fs::metadata(from).is_ok_and(|m| (m.dev(), m.ino()) == (metadata.dev(), metadata.ino()));
+        if metadata.len() != size {
+            return false;
+        }
+        from.is_some_and(same) || digest_of(&mut file).is_ok_and(|found| found == *digest)
     }
 
     /// Adds a leased, verified entry. `action` is its action; `attestations`
@@ -187,11 +212,13 @@ impl LayoutFolder {
         let mut descriptor = Descriptor::of(MANIFEST, &manifest_bytes).annotated(REF_NAME, document.key.to_string());
         descriptor.artifact_type = Some(ENTRY.to_owned());
         written += self.put_bytes(&descriptor.digest, &manifest_bytes)?;
+        self.sync("blobs/sha256")?;
         let mut index = self.index()?;
         index.manifests.retain(|m| m.annotations.get(REF_NAME) != descriptor.annotations.get(REF_NAME));
         index.manifests.push(descriptor.clone());
         index.manifests.sort_by(|a, b| a.annotations.get(REF_NAME).cmp(&b.annotations.get(REF_NAME)));
         self.write("index.json", &to_canonical(&index)?)?;
+        self.sync("")?;
         Ok(ExportedEntry { key: document.key, manifest: descriptor.digest, bytes_written: written })
     }
 
@@ -304,6 +331,25 @@ impl LayoutFolder {
 
 fn failed(doing: &str, path: &Path, cause: &std::io::Error) -> Error {
     Error::io(format_args!("cannot {doing} {}", path.display()), cause)
+}
+
+/// A name for a file in the making, that nothing has: what an earlier process
+/// of this number left is removed.
+fn fresh(path: &Path) -> PathBuf {
+    let temporary = path.with_extension(format!("{}.new", std::process::id()));
+    let _ = std::fs::remove_file(&temporary);
+    temporary
+}
+
+fn digest_of(file: &mut File) -> std::io::Result<BlobDigest> {
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(BlobDigest::from_bytes(hash.finalize().into())),
+            read => hash.update(&buffer[..read]),
+        }
+    }
 }
 
 /// Opens a file that may be anything: a FIFO is not waited for.
