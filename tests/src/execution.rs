@@ -48,7 +48,7 @@ impl Setting {
 /// An engine with the modules that it has compiled.
 pub struct Host {
     name: EngineName,
-    library: Library,
+    modules: Library,
     engines: Engines,
     pools: Mutex<BTreeMap<usize, Arc<rayon::ThreadPool>>>,
 }
@@ -57,7 +57,7 @@ impl Host {
     /// Everything, plans included, on one engine.
     pub fn new(name: EngineName) -> Self {
         let engines = Engines::one(move || engine(name));
-        Host { name, library: Library::new(None), engines, pools: Mutex::default() }
+        Host { name, modules: Library::new(None), engines, pools: Mutex::default() }
     }
 
     /// The engine.
@@ -80,7 +80,7 @@ impl Host {
             recipe,
             checkpoint: checkpoint.clone(),
             tp,
-            library: &self.library,
+            modules: &self.modules,
             engine: &self.engines,
             facts: &NoFacts,
             tile_bytes,

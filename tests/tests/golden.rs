@@ -17,7 +17,7 @@ use weightmill_tests::golden::{Row, rows};
 
 /// Builds into a store, plans and tiles on the engines that the program uses.
 struct Bench {
-    library: Library,
+    modules: Library,
     engines: Engines,
     store: Store,
     pool: rayon::ThreadPool,
@@ -30,7 +30,7 @@ impl Bench {
         let store = Store::open(folder.path(), StoreOptions::default()).unwrap();
         let pool = rayon::ThreadPoolBuilder::new().num_threads(2).stack_size(4 << 20).build().unwrap();
         let engines = Engines::two(|| engine(EngineName::Wasmi), || engine(EngineName::Wasmtime));
-        Bench { library: Library::new(Some(store.clone())), engines, store, pool, _folder: folder }
+        Bench { modules: Library::new(Some(store.clone())), engines, store, pool, _folder: folder }
     }
 
     /// Builds into the store; the table of the entry's document.
@@ -40,7 +40,7 @@ impl Bench {
             recipe: &recipe,
             checkpoint: Arc::new(Checkpoint::open(&row.checkpoint)?),
             tp: row.tp,
-            library: &self.library,
+            modules: &self.modules,
             engine: &self.engines,
             facts: &NoFacts,
             tile_bytes: 1 << 20,

@@ -329,7 +329,7 @@ pub(super) fn build_plain(
         recipe: &recipe,
         checkpoint: Arc::new(Checkpoint::open(source)?),
         tp: Tp::ONE,
-        library: &library,
+        modules: &library,
         engine: &engines,
         facts: &NoFacts,
         tile_bytes: TILE_BYTES,

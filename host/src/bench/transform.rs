@@ -214,7 +214,7 @@ impl Carrier {
             recipe,
             checkpoint: checkpoint.clone(),
             tp: Tp::ONE,
-            library: &library,
+            modules: &library,
             engine: &engines,
             facts: &NoFacts,
             tile_bytes: TILE_BYTES,

@@ -118,7 +118,7 @@ pub(super) struct Session {
     pub(super) recipe: Recipe,
     checkpoint: Arc<Checkpoint>,
     tp: weightmill_guest::abi::Tp,
-    library: Library,
+    modules: Library,
     engine: Engines,
     facts: Box<dyn FactsCache>,
     pub(super) tile_bytes: u64,
@@ -139,7 +139,7 @@ impl Session {
             recipe: Recipe::load(&args.recipe)?,
             checkpoint: Arc::new(Checkpoint::open(&args.checkpoint)?),
             tp: args.tp.tp(),
-            library: library(store, &args.remote),
+            modules: library(store, &args.remote),
             engine: match named {
                 Some(name) => Engines::one(move || engine(name)),
                 None => Engines::two(|| engine(PLAN_ENGINE), || engine(DEFAULT_ENGINE)),
@@ -180,7 +180,7 @@ impl Session {
 
     /// What a node without the checkpoint would ask for.
     pub(super) fn sought(&self, source: SourceName) -> Result<Sought> {
-        sought(&self.recipe, &self.library, source, self.tp)
+        sought(&self.recipe, &self.modules, source, self.tp)
     }
 
     /// The recipe, resolved.
@@ -189,7 +189,7 @@ impl Session {
             recipe: &self.recipe,
             checkpoint: self.checkpoint.clone(),
             tp: self.tp,
-            library: &self.library,
+            modules: &self.modules,
             engine: &self.engine,
             facts: self.facts.as_ref(),
             tile_bytes: self.tile_bytes,

@@ -129,7 +129,7 @@ pub struct Inputs<'a> {
     /// Tensor parallel size and rank.
     pub tp: Tp,
     /// Where modules come from.
-    pub library: &'a Library,
+    pub modules: &'a Library,
     /// What runs them.
     pub engine: &'a Engines,
     /// What is known of earlier plans.
@@ -166,11 +166,11 @@ impl<'a> Outline<'a> {
             inputs.checkpoint.tensors().iter().map(|(name, t)| (name.clone(), t.tensor.clone())).collect();
         let folder = folder_of(inputs.recipe.file());
         for step in inputs.recipe.steps() {
-            inputs.library.load(step.module(), folder).map_err(|e| e.at(step.module_at().clone()))?;
+            inputs.modules.load(step.module(), folder).map_err(|e| e.at(step.module_at().clone()))?;
         }
         let mut asked = AskedFacts { inputs: &inputs, sources: &sources, known: Vec::new() };
         let resolution = resolve(inputs.recipe, &sources, inputs.checkpoint.config(), &mut asked)?;
-        let modules = resolution.applications.iter().map(|a| inputs.library.load(&a.module, folder));
+        let modules = resolution.applications.iter().map(|a| inputs.modules.load(&a.module, folder));
         let modules = modules.collect::<Result<_>>()?;
         Ok(Outline { inputs, resolution, modules })
     }
@@ -331,7 +331,7 @@ impl Facts for AskedFacts<'_, '_> {
             Error::new(Code::MissingInput, "an application's input has no known dtype and shape")
                 .at(application.at.clone())
         })?;
-        let module = self.inputs.library.load(&application.module, folder_of(self.inputs.recipe.file()))?;
+        let module = self.inputs.modules.load(&application.module, folder_of(self.inputs.recipe.file()))?;
         let tp = action::effective_tp(application, identity(&module), self.inputs.tp);
         let outputs = output_roles(application);
         let key = action::facts_key(identity(&module), &application.params, tp, &types, &outputs)?;

@@ -177,7 +177,7 @@ fn build_one(name: EngineName, folder: &Path, checkpoint: &Path, root: &Path) ->
         recipe: &recipe,
         checkpoint: Arc::new(Checkpoint::open(checkpoint)?),
         tp: Tp::ONE,
-        library: &library,
+        modules: &library,
         engine: &engines,
         facts: &NoFacts,
         tile_bytes: 1 << 20,

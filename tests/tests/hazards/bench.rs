@@ -223,7 +223,7 @@ impl Bench {
             recipe: &recipe,
             checkpoint: self.checkpoint(),
             tp: Tp::ONE,
-            library: &library,
+            modules: &library,
             engine: &engines,
             facts: &NoFacts,
             tile_bytes: 1 << 20,

@@ -69,7 +69,7 @@ pub(super) fn build(folder: &Path) -> Result<Built> {
     let folder = manifest.parent().unwrap_or(folder);
     install_target(folder)?;
     let workspace = Workspace::read(folder)?;
-    let library = workspace.library(&manifest)?;
+    let library = workspace.cdylib_of(&manifest)?;
     let artefact = compile(folder, &workspace, &library)?;
     let bytes = std::fs::read(&artefact).map_err(|e| Error::io(format!("reading {}", artefact.display()), e))?;
     let module = Module::parse(bytes).map_err(|e| e.context(format!("the crate {library} builds, but")))?;
@@ -152,7 +152,7 @@ impl Workspace {
     }
 
     /// The name of the library that becomes the module.
-    fn library(&self, manifest: &Path) -> Result<String> {
+    fn cdylib_of(&self, manifest: &Path) -> Result<String> {
         let package = self.packages.iter().find(|p| p.manifest_path == manifest).ok_or_else(|| {
             Error::new(Code::ModuleBuildFailed, format!("{} is no package, but a workspace", manifest.display()))
                 .hint("name the folder of one of its packages")
