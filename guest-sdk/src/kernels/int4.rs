@@ -238,13 +238,16 @@ impl<D: Float> Rows<D> {
         if blocks < 4 {
             return self.write_fewer(blocks, to, stride);
         }
-        for (to, row) in to.chunks_mut(stride).zip(&self.0) {
-            let (to, _) = to[..32].as_chunks_mut::<8>();
+        // Written out, because a loop's turn costs as much as a row.
+        let mut line = |row: usize| {
+            let (to, _) = to[row * stride..][..32].as_chunks_mut::<8>();
+            let row = &self.0[row];
             D::store_packed8(&mut to[0], D::load_packed8(&row[0]));
             D::store_packed8(&mut to[1], D::load_packed8(&row[1]));
             D::store_packed8(&mut to[2], D::load_packed8(&row[2]));
             D::store_packed8(&mut to[3], D::load_packed8(&row[3]));
-        }
+        };
+        let _ = (eight!(row => line(row)), eight!(row => line(8 + row)));
     }
 
     #[inline(never)]

@@ -13,10 +13,15 @@ use super::{F32, Float, canonical, cast};
 use super::lanes::*;
 
 /// Columns that are done for all rows before the next ones, so that their part
-/// of `a` stays in the first cache.
-const STRIP: usize = 64;
-/// Rows that share what is loaded of `a`.
-const ROWS: usize = 4;
+/// of `a` stays in the first cache: at most this many, fewer for a large rank.
+/// Not too few either: rows lie far apart, and short pieces of them are found
+/// late.
+const STRIP: usize = 512;
+/// Entries of `a` in a strip, where that is at least [`STRIP_MIN`] columns.
+const STRIP_ENTRIES: usize = 4096;
+const STRIP_MIN: usize = 64;
+/// Entries of the rank that are added in one go over a strip.
+const GROUP: usize = 8;
 
 /// Some rows (or columns of them) of a merge, with the formats of `a` and `b`.
 #[derive(Clone, Copy, Debug)]
@@ -59,115 +64,129 @@ impl<A: Float, B: Float> Merge<'_, A, B> {
         assert_eq!(self.b.len(), rows * self.rank, "b is [rows, rank]");
         let mut b = vec![0.0; self.b.len()];
         cast::convert::<B, F32>(self.b, &mut b);
-        let mut a = vec![0.0; self.rank * STRIP];
-        for first in (0..self.columns).step_by(STRIP) {
-            let width = STRIP.min(self.columns - first);
-            let a = &mut a[..self.rank * width];
-            for (k, a) in a.chunks_mut(width).enumerate() {
-                cast::convert::<A, F32>(&self.a[k * self.columns + first..][..width], a);
-            }
-            for row in (0..rows).step_by(ROWS) {
-                let rows = ROWS.min(rows - row);
-                let block = Block {
-                    a,
-                    b: &b[row * self.rank..][..rows * self.rank],
-                    rows,
-                    rank: self.rank,
-                    width,
-                    at: row * self.columns + first,
-                    stride: self.columns,
-                    scale: self.scale,
-                };
-                if simd { block.simd::<W>(w, to) } else { block.scalar::<W>(0, w, to) }
-            }
-        }
-    }
-}
-
-/// A few rows of a strip of columns, decoded.
-struct Block<'a> {
-    /// `[rank, width]`.
-    a: &'a [f32],
-    /// `[rows, rank]`.
-    b: &'a [f32],
-    /// At most `ROWS`.
-    rows: usize,
-    rank: usize,
-    width: usize,
-    /// Index of the first weight.
-    at: usize,
-    /// From a row's weights to the next row's.
-    stride: usize,
-    scale: f32,
-}
-
-impl Block<'_> {
-    /// The definition, for the columns from number `from` on.
-    #[inline(never)]
-    fn scalar<W: Float>(&self, from: usize, w: &[W::Element], to: &mut [W::Element]) {
-        for row in 0..self.rows {
-            let b = &self.b[row * self.rank..][..self.rank];
-            let mut sums = [0.0; STRIP];
-            let sums = &mut sums[from..self.width];
-            for (b, a) in b.iter().zip(self.a.chunks(self.width)) {
-                for (sum, a) in sums.iter_mut().zip(&a[from..]) {
-                    *sum += b * a;
+        let mut sums = [[0.0; 4]; STRIP / 4];
+        let strip_columns = (STRIP_ENTRIES / self.rank.max(1) / 8 * 8).clamp(STRIP_MIN, STRIP);
+        let mut strip = Strip { a: vec![[0.0; 4]; self.rank * STRIP / 4], rank: self.rank, quads: 0 };
+        for first in (0..self.columns).step_by(strip_columns) {
+            let width = strip_columns.min(self.columns - first);
+            self.decode(first, width, &mut strip);
+            for row in 0..rows {
+                let b = &b[row * self.rank..][..self.rank];
+                let columns = row * self.columns + first..row * self.columns + first + width;
+                let (w, to) = (&w[columns.clone()], &mut to[columns]);
+                let sums = &mut sums[..strip.quads];
+                if simd {
+                    strip.sums_simd(b, sums);
+                    merge_simd::<W>(sums.as_flattened(), self.scale, w, to);
+                } else {
+                    strip.sums(b, sums);
+                    merge::<W>(sums.as_flattened(), self.scale, w, to);
                 }
             }
-            let first = self.at + row * self.stride + from;
-            let (w, to) = (&w[first..][..sums.len()], &mut to[first..][..sums.len()]);
-            for ((to, &w), &sum) in to.iter_mut().zip(w).zip(&*sums) {
-                *to = W::encode(canonical(W::decode(w) + self.scale * sum));
+        }
+    }
+
+    /// Columns of `a` from `first` on.
+    fn decode(&self, first: usize, width: usize, strip: &mut Strip) {
+        strip.quads = width.div_ceil(8) * 2;
+        let mut row = [[0.0; 4]; STRIP / 4];
+        for k in 0..self.rank {
+            let a = &self.a[k * self.columns + first..][..width];
+            cast::convert::<A, F32>(a, &mut row.as_flattened_mut()[..width]);
+            strip.set(k, &row);
+        }
+    }
+}
+
+/// A strip of columns of `a`, decoded, for a group of the rank after the other:
+/// `[columns / 4, group, 4]`. Columns come in eights; those that are too many
+/// hold anything.
+struct Strip {
+    a: Vec<[f32; 4]>,
+    rank: usize,
+    /// Fours of columns.
+    quads: usize,
+}
+
+impl Strip {
+    fn set(&mut self, k: usize, row: &[[f32; 4]]) {
+        let first = k / GROUP * GROUP;
+        let group = GROUP.min(self.rank - first);
+        let a = &mut self.a[first * self.quads..];
+        for (a, quad) in a.chunks_exact_mut(group).zip(&row[..self.quads]) {
+            a[k - first] = *quad;
+        }
+    }
+
+    /// `b · a`: the definition.
+    fn sums(&self, b: &[f32], sums: &mut [[f32; 4]]) {
+        sums.fill([0.0; 4]);
+        for (number, b) in b.chunks(GROUP).enumerate() {
+            for (sums, a) in sums.iter_mut().zip(self.group(number).chunks_exact(b.len())) {
+                for (b, a) in b.iter().zip(a) {
+                    for (sum, a) in sums.iter_mut().zip(a) {
+                        *sum += b * a;
+                    }
+                }
             }
         }
     }
 
-    #[inline(never)]
-    fn simd<W: Float>(&self, w: &[W::Element], to: &mut [W::Element]) {
-        let whole = if self.rows == ROWS { self.width / 8 * 8 } else { 0 };
-        // Every entry of b four times, so that it is loaded as a vector.
-        let b: Vec<[[f32; 4]; ROWS]> = if whole == 0 {
-            Vec::new()
-        } else {
-            let of_row = |row: usize, k: usize| [self.b[row * self.rank + k]; 4];
-            (0..self.rank).map(|k| [of_row(0, k), of_row(1, k), of_row(2, k), of_row(3, k)]).collect()
-        };
-        let scale = f32x4_splat(self.scale);
-        for column in (0..whole).step_by(8) {
-            let sums = self.sums(&b, column);
-            let mut merge = |row: usize, sums: [v128; 2]| {
-                let at = self.at + row * self.stride + column;
-                let [low, high] = W::load8(w[at..][..8].try_into().expect("eight columns"));
-                let merged = [f32x4_add(low, f32x4_mul(scale, sums[0])), f32x4_add(high, f32x4_mul(scale, sums[1]))];
-                W::store8_canonical((&mut to[at..][..8]).try_into().expect("eight columns"), merged);
-            };
-            merge(0, sums[0]);
-            merge(1, sums[1]);
-            merge(2, sums[2]);
-            merge(3, sums[3]);
-        }
-        if whole < self.width {
-            self.scalar::<W>(whole, w, to);
-        }
+    fn group(&self, number: usize) -> &[[f32; 4]] {
+        &self.a[number * GROUP * self.quads..]
     }
 
-    /// `b · a` for eight columns of every row.
-    #[inline(always)]
-    fn sums(&self, b: &[[[f32; 4]; ROWS]], column: usize) -> [[v128; 2]; ROWS] {
-        let zero = f32x4_splat(0.0);
-        let [mut s0, mut s1, mut s2, mut s3] = [[zero, zero]; ROWS];
-        for (a, b) in self.a.chunks_exact(self.width).zip(b) {
-            let [low, high] = halves::<f32>(a[column..][..8].try_into().expect("eight columns"));
-            let (low, high) = (load::<f32, 4>(low), load::<f32, 4>(high));
-            let add = |sum: [v128; 2], b: &[f32; 4]| {
-                let b = load::<f32, 4>(b);
-                [f32x4_add(sum[0], f32x4_mul(b, low)), f32x4_add(sum[1], f32x4_mul(b, high))]
-            };
-            (s0, s1) = (add(s0, &b[0]), add(s1, &b[1]));
-            (s2, s3) = (add(s2, &b[2]), add(s3, &b[3]));
+    fn sums_simd(&self, b: &[f32], sums: &mut [[f32; 4]]) {
+        let (groups, rest) = b.as_chunks::<GROUP>();
+        for (number, b) in groups.iter().enumerate() {
+            let a = self.group(number).as_chunks::<GROUP>().0;
+            if number == 0 { add_group::<true>(a, b, sums) } else { add_group::<false>(a, b, sums) }
         }
-        [s0, s1, s2, s3]
+        if groups.is_empty() {
+            sums.fill([0.0; 4]);
+        }
+        if !rest.is_empty() {
+            for (sum, a) in sums.iter_mut().zip(self.group(groups.len()).chunks_exact(rest.len())) {
+                let added = rest.iter().zip(a).fold(load::<f32, 4>(sum), |sum, (&b, a)| {
+                    f32x4_add(sum, f32x4_mul(f32x4_splat(b), load::<f32, 4>(a)))
+                });
+                store::<f32, 4>(sum, added);
+            }
+        }
     }
+}
+
+/// Adds a whole group, the first one to zero. Only the factors stay in
+/// registers from turn to turn, and no sum does: a compiler that spills those
+/// would have them on the critical path.
+#[inline(never)]
+fn add_group<const FIRST: bool>(a: &[[[f32; 4]; GROUP]], b: &[f32; GROUP], sums: &mut [[f32; 4]]) {
+    let b = eight!(k => f32x4_splat(b[k]));
+    for (sum, a) in sums.iter_mut().zip(a) {
+        let add = |sum: v128, k: usize| f32x4_add(sum, f32x4_mul(b[k], load::<f32, 4>(&a[k])));
+        let begin = if FIRST { f32x4_splat(0.0) } else { load::<f32, 4>(sum) };
+        let low = add(add(add(add(begin, 0), 1), 2), 3);
+        store::<f32, 4>(sum, add(add(add(add(low, 4), 5), 6), 7));
+    }
+}
+
+/// `w + scale · sums`, rounded: the definition.
+fn merge<W: Float>(sums: &[f32], scale: f32, w: &[W::Element], to: &mut [W::Element]) {
+    for ((to, &w), &sum) in to.iter_mut().zip(w).zip(sums) {
+        *to = W::encode(canonical(W::decode(w) + scale * sum));
+    }
+}
+
+fn merge_simd<W: Float>(sums: &[f32], scale: f32, w: &[W::Element], to: &mut [W::Element]) {
+    let splat = f32x4_splat(scale);
+    let ((w, last_w), (to, last_to)) = (w.as_chunks::<8>(), to.as_chunks_mut::<8>());
+    let (eights, last) = sums.split_at(8 * w.len());
+    for ((to, w), sums) in to.iter_mut().zip(w).zip(eights.as_chunks::<8>().0) {
+        let ([low, high], [low_sums, high_sums]) = (W::load8(w), halves(sums));
+        let merged = |w: v128, sums: &[f32; 4]| f32x4_add(w, f32x4_mul(splat, load::<f32, 4>(sums)));
+        W::store8_canonical(to, [merged(low, low_sums), merged(high, high_sums)]);
+    }
+    merge::<W>(last, scale, last_w, last_to);
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ pub(super) trait Instance {
     fn plan(&mut self, ptr: u32, len: u32) -> Result<i64, Stop>;
     fn run(&mut self, block: u32) -> Result<i64, Stop>;
     fn memory(&mut self) -> &mut [u8];
-    fn fuel_left(&self) -> u64;
+    fn fuel_left(&mut self) -> u64;
 }
 
 /// Why a call ended early.

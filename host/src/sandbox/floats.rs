@@ -42,3 +42,28 @@ pub(super) fn made_by(operator: &Operator<'_>) -> Option<Float> {
         _ => None,
     }
 }
+
+/// What this instruction reads its operands as, if it does not matter to it
+/// which NaN it is given: its result is the same, or a NaN that is open anyway.
+pub(super) fn read_by(operator: &Operator<'_>) -> Option<Float> {
+    use Operator::*;
+    match operator {
+        F32DemoteF64 | F64Eq | F64Ne | F64Lt | F64Gt | F64Le | F64Ge | I32TruncF64S | I32TruncF64U | I64TruncF64S
+        | I64TruncF64U | I32TruncSatF64S | I32TruncSatF64U | I64TruncSatF64S | I64TruncSatF64U => Some(Float::F64),
+        F64PromoteF32 | F32Eq | F32Ne | F32Lt | F32Gt | F32Le | F32Ge | I32TruncF32S | I32TruncF32U | I64TruncF32S
+        | I64TruncF32U | I32TruncSatF32S | I32TruncSatF32U | I64TruncSatF32S | I64TruncSatF32U => Some(Float::F32),
+        F32x4DemoteF64x2Zero
+        | F64x2Eq
+        | F64x2Ne
+        | F64x2Lt
+        | F64x2Gt
+        | F64x2Le
+        | F64x2Ge
+        | I32x4TruncSatF64x2SZero
+        | I32x4TruncSatF64x2UZero => Some(Float::F64x2),
+        F64x2PromoteLowF32x4 | F32x4Eq | F32x4Ne | F32x4Lt | F32x4Gt | F32x4Le | F32x4Ge | I32x4TruncSatF32x4S
+        | I32x4TruncSatF32x4U => Some(Float::F32x4),
+        // Arithmetic within one kind.
+        other => made_by(other),
+    }
+}

@@ -25,13 +25,13 @@
 //! its stack for WebAssembly frames alone: use threads with at least 2 MiB.
 
 mod calls;
-pub(crate) mod canonical;
 mod ceiling;
 mod exports;
 mod floats;
 mod guarded;
 mod memory;
 mod metadata;
+pub(crate) mod rewrite;
 mod rules;
 mod wasmi;
 mod wasmtime;

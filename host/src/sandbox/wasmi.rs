@@ -1,7 +1,7 @@
 //! wasmi: an interpreter with a code base of its own, to check the compiler
 //! against. It is slow and holds no performance claim.
 //!
-//! It does not make NaNs canonical, so it is given code that does ([`canonical`]).
+//! It does not make NaNs canonical, so it is given code that does ([`rewrite`](super::rewrite)).
 //! It has the same limits as the default engine, in its own measures: fuel
 //! counts its own instructions, and the call stack is a heap allocation,
 //! bounded in frames and bytes.
@@ -16,7 +16,8 @@ use wasmi::{CompilationMode, Config, Instance as WasmInstance, Memory, Store, Tr
 
 use super::calls::{Backend, Calls, Instance, Stop, Trap};
 use super::ceiling::Ceiling;
-use super::{Engine, Limits, Module, Program, canonical, rules};
+use super::rewrite::{Nans, Rewrite};
+use super::{Engine, Limits, Module, Program, rules};
 use crate::error::{Code, Error, Result};
 
 /// The release that the lock file pins.
@@ -74,7 +75,8 @@ impl Engine for Wasmi {
         let gives_up = |e: &dyn std::fmt::Display| {
             Error::new(Code::ModuleTooLarge, format!("the engine gives up on the module: {e}"))
         };
-        let bytes = canonical::rewritten(module.bytes()).map_err(|e| gives_up(&e))?;
+        let rewrite = Rewrite { nans: Some(Nans::Everywhere), fuel: false };
+        let bytes = rewrite.apply(module.bytes()).map_err(|e| gives_up(&e))?;
         let compiled = wasmi::Module::new(&self.engine, &bytes).map_err(|e| gives_up(&e))?;
         let backend = Compiled { module: compiled, limits: self.limits };
         Ok(Arc::new(Calls::new(backend, &module.facts, self.limits)))
@@ -164,7 +166,7 @@ impl Instance for Running {
         self.entry.memory.data_mut(&mut self.store)
     }
 
-    fn fuel_left(&self) -> u64 {
+    fn fuel_left(&mut self) -> u64 {
         self.store.get_fuel().unwrap_or(0)
     }
 }

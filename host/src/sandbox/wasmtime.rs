@@ -4,15 +4,17 @@
 //! The configuration names everything that can change what a module computes
 //! or may do, even where it is wasmtime's default.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use wasmtime::{
-    Config, Inlining, Instance as WasmInstance, Memory, OperatorCost, OptLevel, Store, Strategy, TypedFunc,
+    Config, Global, Inlining, Instance as WasmInstance, Memory, OperatorCost, OptLevel, Store, Strategy, TypedFunc, Val,
 };
 
 use super::calls::{Backend, Calls, Instance, Stop, Trap};
 use super::ceiling::{Ceiling, Refusal};
 use super::memory::{Pool, Recycler};
+use super::rewrite::{FUEL_EXPORT, Nans, Rewrite};
 use super::{Engine, Limits, Module, Program, rules};
 use crate::error::{Code, Error, Result};
 
@@ -29,48 +31,52 @@ const GUARD_BYTES: u64 = 32 << 20;
 pub(super) struct Wasmtime {
     name: &'static str,
     limits: Limits,
-    /// NaNs that arithmetic makes are canonical.
-    canonical: wasmtime::Engine,
-    /// For modules without such arithmetic, where that would change nothing.
-    plain: wasmtime::Engine,
+    engine: wasmtime::Engine,
+    by: By,
+}
+
+/// Who makes NaNs canonical and counts fuel.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// The module's code, rewritten for it: the faster way where vectors are
+    /// in registers.
+    Code,
+    /// wasmtime.
+    Engine,
 }
 
 impl Wasmtime {
     /// Compiles to the machine's own code.
     pub(super) fn native(limits: Limits) -> Result<Self> {
-        Wasmtime::new("wasmtime", limits, None)
+        Wasmtime::new("wasmtime", limits, None, By::Code)
     }
 
     /// Compiles to bytecode for wasmtime's own interpreter.
     pub(super) fn pulley(limits: Limits) -> Result<Self> {
-        Wasmtime::new("pulley", limits, Some("pulley64"))
+        Wasmtime::new("pulley", limits, Some("pulley64"), By::Engine)
     }
 
-    fn new(name: &'static str, limits: Limits, target: Option<&str>) -> Result<Self> {
+    fn new(name: &'static str, limits: Limits, target: Option<&str>, by: By) -> Result<Self> {
         let pool = Pool::new(usize::try_from(limits.memory_bytes.min(RESERVATION_BYTES)).unwrap_or(usize::MAX));
-        let engine = |canonical_nans| {
-            let mut config = config(&pool, canonical_nans);
-            if let Some(target) = target {
-                config.target(target)?;
-            }
-            wasmtime::Engine::new(&config)
-        };
+        let mut config = config(&pool, by);
+        let engine = target.map_or(Ok(()), |target| config.target(target).map(|_| ()));
+        let engine = engine.and_then(|()| wasmtime::Engine::new(&config));
         let failed = |e| Error::io(format!("the engine '{name}' does not work here"), format!("{e:#}"));
-        Ok(Wasmtime { name, limits, canonical: engine(true).map_err(failed)?, plain: engine(false).map_err(failed)? })
+        Ok(Wasmtime { name, limits, engine: engine.map_err(failed)?, by })
     }
 }
 
-fn config(pool: &Arc<Pool>, canonical_nans: bool) -> Config {
+fn config(pool: &Arc<Pool>, by: By) -> Config {
     let mut config = Config::new();
 
     // What a module may use: the same set that the static rules check.
     config.wasm_features(wasmtime::WasmFeatures::all(), false).wasm_features(rules::FEATURES, true);
 
     // What a module computes.
-    config.strategy(Strategy::Cranelift).cranelift_nan_canonicalization(canonical_nans);
+    config.strategy(Strategy::Cranelift).cranelift_nan_canonicalization(by == By::Engine);
 
     // What a module may use up.
-    config.consume_fuel(true).operator_cost(costs()).max_wasm_stack(Limits::STACK_BYTES);
+    config.consume_fuel(by == By::Engine).operator_cost(costs()).max_wasm_stack(Limits::STACK_BYTES);
 
     // Where its memory comes from. Images mapped copy-on-write need mappings
     // that are wasmtime's own, so data segments are copied instead.
@@ -129,10 +135,17 @@ impl Engine for Wasmtime {
 
     fn compile(&self, module: &Module) -> Result<Arc<dyn Program>> {
         rules::memory_fits(module, &self.limits)?;
-        let engine = if module.has_float_arithmetic() { &self.canonical } else { &self.plain };
-        let compiled = wasmtime::Module::from_binary(engine, module.bytes())
-            .map_err(|e| Error::new(Code::ModuleTooLarge, format!("the compiler gives up on the module: {e:#}")))?;
-        let backend = Compiled { module: compiled, limits: self.limits };
+        let gives_up =
+            |e: String| Error::new(Code::ModuleTooLarge, format!("the compiler gives up on the module: {e}"));
+        let bytes = match self.by {
+            By::Code => {
+                let nans = module.has_float_arithmetic().then_some(Nans::WhereSeen);
+                Rewrite { nans, fuel: true }.apply(module.bytes()).map_err(|e| gives_up(e.to_string()))?
+            }
+            By::Engine => Cow::Borrowed(module.bytes()),
+        };
+        let compiled = wasmtime::Module::from_binary(&self.engine, &bytes).map_err(|e| gives_up(format!("{e:#}")))?;
+        let backend = Compiled { module: compiled, limits: self.limits, by: self.by };
         Ok(Arc::new(Calls::new(backend, &module.facts, self.limits)))
     }
 }
@@ -140,6 +153,7 @@ impl Engine for Wasmtime {
 struct Compiled {
     module: wasmtime::Module,
     limits: Limits,
+    by: By,
 }
 
 impl Backend for Compiled {
@@ -148,7 +162,7 @@ impl Backend for Compiled {
     fn instantiate(&self, fuel: u64) -> Result<Running, Stop> {
         let mut store = Store::new(self.module.engine(), Ceiling::new(&self.limits));
         store.limiter(|ceiling| ceiling);
-        match Running::start(&mut store, &self.module, fuel) {
+        match Running::start(&mut store, &self.module, self.by, fuel) {
             Ok(entry) => Ok(Running { store, entry }),
             // The static rules leave nothing in a module that could fail here.
             Err(error) if error.is::<wasmtime::Trap>() || store.data().refused().is_some() => Err(stop(&store, &error)),
@@ -171,40 +185,71 @@ struct Entry {
     alloc: TypedFunc<u32, u32>,
     plan: TypedFunc<(u32, u32), i64>,
     run: TypedFunc<u32, i64>,
+    /// Where the code counts fuel, if it does.
+    fuel: Option<Global>,
 }
 
 impl Running {
-    fn start(store: &mut Store<Ceiling>, module: &wasmtime::Module, fuel: u64) -> wasmtime::Result<Entry> {
-        store.set_fuel(fuel)?;
+    fn start(store: &mut Store<Ceiling>, module: &wasmtime::Module, by: By, fuel: u64) -> wasmtime::Result<Entry> {
+        if by == By::Engine {
+            store.set_fuel(fuel)?;
+        }
+        // Runs nothing: modules have no start function.
         let instance = WasmInstance::new(&mut *store, module, &[])?;
+        let counter = match by {
+            By::Engine => None,
+            By::Code => {
+                let counter = instance.get_global(&mut *store, FUEL_EXPORT);
+                let counter = counter.ok_or_else(|| wasmtime::Error::msg("no fuel"))?;
+                counter.set(&mut *store, Val::I64(i64::try_from(fuel).unwrap_or(i64::MAX)))?;
+                Some(counter)
+            }
+        };
         Ok(Entry {
             memory: instance.get_memory(&mut *store, "memory").ok_or_else(|| wasmtime::Error::msg("no memory"))?,
             alloc: instance.get_typed_func(&mut *store, "wm_alloc")?,
             plan: instance.get_typed_func(&mut *store, "wm_plan")?,
             run: instance.get_typed_func(&mut *store, "wm_run")?,
+            fuel: counter,
         })
     }
+
+    /// Why a call ended: code that counts its own fuel traps when that is used
+    /// up, and leaves less than nothing.
+    fn stop(&mut self, error: &wasmtime::Error) -> Stop {
+        match (stop(&self.store, error), self.entry.fuel) {
+            (Stop::Trap(Trap::Unreachable), Some(fuel)) if left(fuel, &mut self.store) < 0 => Stop::OutOfFuel,
+            (stop, _) => stop,
+        }
+    }
+}
+
+fn left(fuel: Global, store: &mut Store<Ceiling>) -> i64 {
+    fuel.get(store).i64().unwrap_or_default()
 }
 
 impl Instance for Running {
     fn alloc(&mut self, len: u32) -> Result<u32, Stop> {
-        self.entry.alloc.call(&mut self.store, len).map_err(|e| stop(&self.store, &e))
+        self.entry.alloc.call(&mut self.store, len).map_err(|e| self.stop(&e))
     }
 
     fn plan(&mut self, ptr: u32, len: u32) -> Result<i64, Stop> {
-        self.entry.plan.call(&mut self.store, (ptr, len)).map_err(|e| stop(&self.store, &e))
+        self.entry.plan.call(&mut self.store, (ptr, len)).map_err(|e| self.stop(&e))
     }
 
     fn run(&mut self, block: u32) -> Result<i64, Stop> {
-        self.entry.run.call(&mut self.store, block).map_err(|e| stop(&self.store, &e))
+        self.entry.run.call(&mut self.store, block).map_err(|e| self.stop(&e))
     }
 
     fn memory(&mut self) -> &mut [u8] {
         self.entry.memory.data_mut(&mut self.store)
     }
 
-    fn fuel_left(&self) -> u64 {
-        self.store.get_fuel().unwrap_or(0)
+    fn fuel_left(&mut self) -> u64 {
+        match self.entry.fuel {
+            Some(fuel) => u64::try_from(left(fuel, &mut self.store)).unwrap_or(0),
+            None => self.store.get_fuel().unwrap_or(0),
+        }
     }
 }
 

@@ -52,16 +52,18 @@ fn codes_simd(from: &[u8], to: &mut [u8]) -> usize {
     let (to, _) = to.as_chunks_mut::<PIECE>();
     let (magnitude, minus_zero) = (u8x16_splat(ABS), u8x16_splat(MINUS_ZERO));
     for (number, (to, from)) in to.iter_mut().zip(from).enumerate() {
-        let mut found = [u8x16_splat(0); 2];
-        for (to, from) in to.as_chunks_mut::<32>().0.iter_mut().zip(from.as_chunks::<32>().0) {
+        let mut found = u8x16_splat(0);
+        // Eight vectors in a loop's turn, because a turn has costs of its own.
+        for (to, from) in to.as_chunks_mut::<128>().0.iter_mut().zip(from.as_chunks::<128>().0) {
             let (from, to) = (from.as_chunks::<16>().0, to.as_chunks_mut::<16>().0);
-            let (a, b) = (load(&from[0]), load(&from[1]));
-            let is_nan = |codes| i8x16_eq(v128_and(codes, magnitude), magnitude);
-            found = [v128_or(found[0], is_nan(a)), v128_or(found[1], is_nan(b))];
-            store(&mut to[0], v128_andnot(a, i8x16_eq(a, minus_zero)));
-            store(&mut to[1], v128_andnot(b, i8x16_eq(b, minus_zero)));
+            let codes = eight!(i => load(&from[i]));
+            let nans = eight!(i => i8x16_eq(v128_and(codes[i], magnitude), magnitude));
+            let _ = eight!(i => store(&mut to[i], v128_andnot(codes[i], i8x16_eq(codes[i], minus_zero))));
+            let [a, b, c, d, e, f, g, h] = nans;
+            let nans = v128_or(v128_or(v128_or(a, b), v128_or(c, d)), v128_or(v128_or(e, f), v128_or(g, h)));
+            found = v128_or(found, nans);
         }
-        if v128_any_true(v128_or(found[0], found[1])) {
+        if v128_any_true(found) {
             return number * PIECE;
         }
     }

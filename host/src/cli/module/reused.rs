@@ -8,7 +8,7 @@
 use wasmi::{Config, Memory, Store, StoreLimits, StoreLimitsBuilder, TypedFunc};
 use weightmill_guest::abi::{ALIGN, RunBlock};
 
-use crate::sandbox::canonical::rewritten;
+use crate::sandbox::rewrite::{Nans, Rewrite};
 use crate::sandbox::{Limits, Module, TileRequest};
 
 /// One instance, kept for many tiles.
@@ -38,7 +38,8 @@ impl Reused {
         let mut config = Config::default();
         config.consume_fuel(true);
         let engine = wasmi::Engine::new(&config);
-        let compiled = wasmi::Module::new(&engine, &rewritten(module.bytes()).ok()?).ok()?;
+        let rewrite = Rewrite { nans: Some(Nans::Everywhere), fuel: false };
+        let compiled = wasmi::Module::new(&engine, &rewrite.apply(module.bytes()).ok()?).ok()?;
         let limits = StoreLimitsBuilder::new().memory_size(Limits::MEMORY_BYTES as usize).build();
         let mut store = Store::new(&engine, limits);
         store.limiter(|limits| limits);

@@ -1,4 +1,5 @@
 mod hostile;
+mod nans;
 
 use std::sync::Arc;
 
@@ -49,6 +50,25 @@ impl TileIo for Bytes {
 
     fn take(&mut self, output: &[u8]) -> Result<()> {
         assert!(self.output.replace(output.to_vec()).is_none(), "taken twice");
+        Ok(())
+    }
+}
+
+/// Fills a window with words and keeps the output's.
+struct Words<'a> {
+    input: &'a [u32],
+    output: Vec<u32>,
+}
+
+impl TileIo for Words<'_> {
+    fn fill(&mut self, _: usize, memory: &mut [u8]) -> Result<()> {
+        let words = self.input.iter().flat_map(|word| word.to_le_bytes());
+        memory.iter_mut().zip(words).for_each(|(byte, value)| *byte = value);
+        Ok(())
+    }
+
+    fn take(&mut self, output: &[u8]) -> Result<()> {
+        self.output = output.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect();
         Ok(())
     }
 }
@@ -236,24 +256,6 @@ mod calls {
           (local.tee $out (i32.add (local.get $out) (i32.const 16)))
           (local.get $end))))
       (i64.const 0)";
-
-    struct Words<'a> {
-        input: &'a [u32],
-        output: Vec<u32>,
-    }
-
-    impl TileIo for Words<'_> {
-        fn fill(&mut self, _: usize, memory: &mut [u8]) -> Result<()> {
-            let words = self.input.iter().flat_map(|word| word.to_le_bytes());
-            memory.iter_mut().zip(words).for_each(|(byte, value)| *byte = value);
-            Ok(())
-        }
-
-        fn take(&mut self, output: &[u8]) -> Result<()> {
-            self.output = output.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect();
-            Ok(())
-        }
-    }
 
     #[test]
     fn nans_are_canonical_on_every_engine() {
