@@ -128,11 +128,15 @@ impl Codes<'_> {
             let tables: [_; 4] = core::array::from_fn(|block| int4::tables::<D>(&zeros[block], &scales[block]));
             for &row in starts {
                 let bytes = self.bytes16(row, number * 4);
-                for (block, tables) in tables.iter().enumerate() {
+                // Written out: then where a block goes is a constant.
+                let mut block = |block: usize| {
                     let bytes = bytes[4 * block..][..4].try_into().expect("four bytes of a word");
-                    let codes = codes(bytes);
-                    values.set(block, int4::look_up(tables, &codes));
-                }
+                    values.set(block, int4::look_up(&tables[block], &codes(bytes)));
+                };
+                block(0);
+                block(1);
+                block(2);
+                block(3);
                 values.write(4, &mut to[row * self.columns + number * 32..], self.columns);
             }
         }

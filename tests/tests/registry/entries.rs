@@ -217,3 +217,91 @@ fn a_reference_is_published_for_the_entry_that_the_recipe_makes() {
     let pushed = push("base").ok();
     assert!(text(&pushed["reference"], "tag").starts_with("ref-"));
 }
+
+#[test]
+fn a_content_that_is_named_holds_for_what_is_there_already() {
+    let world = World::new();
+    let Some(server) = Server::start(world.folder.path()) else { return };
+    let (builder, user) = (world.user("builder"), world.user("user"));
+    let repository = server.repository("weights/small");
+    let entry = built(&world, &builder, "base");
+    let (key, content) = (text(&entry, "key"), text(&entry, "content_digest"));
+    builder.run(&["push", key, &repository]).ok();
+    let wrong = "cd".repeat(32);
+
+    // A hit of the store is compared as well: by pull, and by build.
+    pull(&user, key, &repository, &["--content", content]).ok();
+    let refused = pull(&user, key, &repository, &["--content", &wrong]);
+    assert_eq!(refused.code(), "identity_collision");
+    let message = text(&refused.json["error"], "message");
+    assert!(message.contains(content) && message.contains(&wrong), "{message}");
+    let refused = world.build(&user, "base", &["--remote", &repository, "--content", &wrong]);
+    assert_eq!(refused.code(), "identity_collision");
+    assert_eq!(text(&pull(&user, key, &repository, &["--content", content]).ok(), "outcome"), "hit");
+    assert_eq!(
+        text(&world.build(&user, "base", &["--remote", &repository, "--content", content]).ok(), "outcome"),
+        "hit"
+    );
+
+    // So is what is built because the registry has nothing of that content.
+    let other = world.user("other");
+    let refused = world.build(&other, "base", &["--remote", &repository, "--content", &wrong]);
+    assert_eq!(refused.code(), "identity_collision");
+}
+
+#[test]
+fn only_what_was_built_here_is_pushed_by_a_build() {
+    let world = World::new();
+    let Some(server) = Server::start(world.folder.path()) else { return };
+    let (key_file, _) = world.key("release");
+    let (builder, user) = (world.user("builder"), world.user("user"));
+    let (repository, other) = (server.repository("weights/small"), server.repository("weights/other"));
+    let entry = built(&world, &builder, "base");
+    builder.run(&["push", text(&entry, "key"), &repository]).ok();
+    // Pulled in this build, and found in the store by the next one.
+    let sign = ["--push", "--sign", key_file.as_str()];
+    let pulled = world.build(&user, "base", &[&["--remote", &repository, "--trust-registry"], &sign[..]].concat()).ok();
+    assert_eq!((text(&pulled, "outcome"), &pulled["push"]), ("pulled", &Value::Null));
+    let hit = world.build(&user, "base", &[&["--remote", &other], &sign[..]].concat());
+    assert!(
+        hit.stderr.contains("it was not built here") || hit.stderr.contains("was not built here"),
+        "{}",
+        hit.stderr
+    );
+    let hit = hit.ok();
+    assert_eq!((text(&hit, "outcome"), &hit["push"]), ("hit", &Value::Null));
+    assert_eq!(pull(&builder, text(&entry, "key"), &other, &["--trust-registry"]).json["outcome"], "hit");
+    let nobody = world.user("nobody");
+    assert_eq!(pull(&nobody, text(&entry, "key"), &other, &["--trust-registry"]).code(), "source_unavailable");
+    // The builder's own is pushed.
+    let hit = world.build(&builder, "base", &[&["--remote", &other], &sign[..]].concat()).ok();
+    assert_eq!((text(&hit, "outcome"), text(&hit["push"], "outcome")), ("hit", "pushed"));
+}
+
+#[cfg(unix)]
+#[test]
+fn what_others_can_change_says_nothing_about_trust() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let world = World::new();
+    let Some(server) = Server::start(world.folder.path()) else { return };
+    let (key_file, public) = world.key("release");
+    let (builder, user) = (world.user("builder"), world.user("user"));
+    let repository = server.repository("weights/small");
+    let entry = built(&world, &builder, "base");
+    builder.run(&["push", text(&entry, "key"), &repository, "--sign", &key_file]).ok();
+    user.trust_key(&public);
+    let mode = |file: &Path, mode: u32| std::fs::set_permissions(file, std::fs::Permissions::from_mode(mode)).unwrap();
+    let rules = user.home().join(".config/weightmill/trust.toml");
+    for file in [Path::new(&public), &rules] {
+        for open in [0o622, 0o662, 0o646] {
+            mode(file, open);
+            let refused = pull(&user, text(&entry, "key"), &repository, &[]);
+            assert_eq!(refused.code(), "bad_params", "{} {open:o}", file.display());
+            let hint = text(&refused.json["error"], "hint");
+            assert!(hint.contains("chmod go-w") && hint.contains(file.to_str().unwrap()), "{hint}");
+        }
+        mode(file, 0o644);
+    }
+    assert_eq!(text(&pull(&user, text(&entry, "key"), &repository, &[]).ok(), "trusted"), "signed by release");
+}

@@ -91,6 +91,27 @@ fn a_signature_counts_for_its_module_and_its_use() {
     assert_eq!(refused.unwrap_err().code(), Code::ModuleNotTrusted);
 }
 
+#[test]
+fn a_signature_counts_for_what_it_was_made_as() {
+    let acme = SigningKey::from_secret(&[1; 32]);
+    let tag = Reference::parse("oci://r.io/acme/regroup:v1").unwrap();
+    let predicate = ModulePredicate { name: "regroup".into(), version: "1".into() };
+    let subject = vec![Subject::sha256("regroup", ModuleDigest::of(b"wasm"))];
+    let statement = Statement::new(subject, MODULE_PREDICATE, predicate).to_bytes().unwrap();
+    let signed = |payload_type: &str| sign(payload_type, &statement, &acme);
+    let judged = |payload_type: &str| {
+        let signature = String::from_utf8(signed(payload_type).to_json().unwrap()).unwrap();
+        trust(&key_row(&acme, "\"modules\"")).judge_module(&tag, &remote(vec![signature]))
+    };
+    assert_eq!(judged(PAYLOAD_TYPE).unwrap(), Grounds::Key("acme".into()));
+    assert_eq!(judged("application/json").unwrap_err().code(), Code::ModuleNotTrusted);
+    let entries = trust(&key_row(&acme, "\"entries\""));
+    let (as_reference, as_statement) = (signed("reference"), signed(PAYLOAD_TYPE));
+    assert_eq!(entries.entry_payload(&as_reference, "reference"), Some((&statement[..], "acme".into())));
+    assert_eq!(entries.entry_payload(&as_statement, "reference"), None);
+    assert_eq!(trust(&key_row(&acme, "\"modules\"")).entry_payload(&as_reference, "reference"), None);
+}
+
 fn entry(key: &[u8], content: &[u8]) -> EntryDocument {
     EntryDocument {
         schema: SCHEMA.into(),
