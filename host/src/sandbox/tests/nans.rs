@@ -88,13 +88,13 @@ impl Author {
             }
             5 if self.loops < 2 => {
                 let (counter, turns) = (self.loops, 1 + self.below(3));
-                _ = write!(self.text, "(local.set $i{counter} (i32.const {turns})) (loop $l{counter}\n");
+                _ = writeln!(self.text, "(local.set $i{counter} (i32.const {turns})) (loop $l{counter}");
                 self.loops += 1;
                 self.statements(depth - 1);
                 self.loops -= 1;
-                _ = write!(
+                _ = writeln!(
                     self.text,
-                    "(br_if $l{counter} (local.tee $i{counter} (i32.sub (local.get $i{counter}) (i32.const 1)))))\n"
+                    "(br_if $l{counter} (local.tee $i{counter} (i32.sub (local.get $i{counter}) (i32.const 1)))))"
                 );
             }
             6 => {
@@ -113,7 +113,7 @@ impl Author {
             7 if self.blocks > 0 => {
                 let label = self.below(self.blocks);
                 if self.below(4) == 0 {
-                    _ = write!(self.text, "(br $b{label})\n");
+                    _ = writeln!(self.text, "(br $b{label})");
                 } else {
                     _ = write!(self.text, "(br_if $b{label} ");
                     self.condition();
@@ -127,7 +127,7 @@ impl Author {
                 self.write(")\n");
             }
             _ => {
-                _ = write!(self.text, "(block $b{}\n", self.blocks);
+                _ = writeln!(self.text, "(block $b{}", self.blocks);
                 self.blocks += 1;
                 self.statements(depth - 1);
                 self.blocks -= 1;
