@@ -107,6 +107,8 @@ impl<B: Backend> Calls<B> {
         fuel: u64,
         call: impl FnOnce(&mut B::Instance) -> Result<T, Stop>,
     ) -> Result<(T, u64)> {
+        // Engines count fuel in a signed 64-bit integer.
+        let fuel = fuel.min(i64::MAX as u64);
         let mut instance = self.backend.instantiate(fuel).map_err(|stop| explain(stop, fuel, None))?;
         match call(&mut instance) {
             Ok(reply) => Ok((reply, fuel - instance.fuel_left().min(fuel))),

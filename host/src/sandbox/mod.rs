@@ -193,8 +193,7 @@ impl Limits {
     /// The fuel of a tile with so many bytes in and out.
     fn run_fuel(&self, fuel_per_byte: u64, bytes: u64) -> u64 {
         let allowance = bytes.saturating_mul(fuel_per_byte.min(Limits::FUEL_PER_BYTE));
-        // Engines count fuel in a signed 64-bit integer.
-        self.run_fuel_base.saturating_add(allowance).min(i64::MAX as u64)
+        self.run_fuel_base.saturating_add(allowance)
     }
 }
 

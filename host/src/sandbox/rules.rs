@@ -29,7 +29,7 @@ pub(super) const TABLE_ELEMENTS: u32 = 65_536;
 pub(super) const TABLES: u32 = 8;
 const TYPES: u32 = 4_096;
 const FUNCTION_PARAMETERS: usize = 256;
-const FUNCTION_RESULTS: usize = 64;
+const FUNCTION_RESULTS: usize = 16;
 const FUNCTIONS: u32 = 32_768;
 const CODE_BYTES: u32 = 2 << 20;
 const FUNCTION_BYTES: usize = 256 << 10;
@@ -336,6 +336,15 @@ impl ControlFlow {
             // The last one ends the function itself and finds nothing open.
             Operator::End => self.open_loops -= u32::from(self.open.pop() == Some(true)),
             Operator::Br { .. } | Operator::BrIf { .. } | Operator::Return => self.branches += 1,
+            // Each gets a branch of its own, to where fuel is out.
+            Operator::MemoryGrow { .. }
+            | Operator::MemoryCopy { .. }
+            | Operator::MemoryFill { .. }
+            | Operator::MemoryInit { .. }
+            | Operator::TableGrow { .. }
+            | Operator::TableFill { .. }
+            | Operator::TableCopy { .. }
+            | Operator::TableInit { .. } => self.branches += 1,
             Operator::BrTable { targets } => {
                 at_most(targets.len(), BRANCH_TARGETS, "targets in one br_table")?;
                 self.branches += u64::from(targets.len()) + 1;

@@ -4,12 +4,9 @@
 //! The configuration names everything that can change what a module computes
 //! or may do, even where it is wasmtime's default.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
-use wasmtime::{
-    Config, Global, Inlining, Instance as WasmInstance, Memory, OperatorCost, OptLevel, Store, Strategy, TypedFunc, Val,
-};
+use wasmtime::{Config, Global, Inlining, Instance as WasmInstance, Memory, OptLevel, Store, Strategy, TypedFunc, Val};
 
 use super::calls::{Backend, Calls, Instance, Stop, Trap};
 use super::ceiling::{Ceiling, Refusal};
@@ -32,17 +29,16 @@ pub(super) struct Wasmtime {
     name: &'static str,
     limits: Limits,
     engine: wasmtime::Engine,
-    by: By,
+    canonical_by: By,
 }
 
-/// Who makes NaNs canonical and counts fuel.
+/// Who makes NaNs canonical.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
-    /// The module's code, rewritten for it: the faster way where vectors are
-    /// in registers.
+    /// The module's code, rewritten for it: the faster way.
     Code,
-    /// wasmtime.
-    Engine,
+    /// The compiler.
+    Compiler,
 }
 
 impl Wasmtime {
@@ -53,30 +49,33 @@ impl Wasmtime {
 
     /// Compiles to bytecode for wasmtime's own interpreter.
     pub(super) fn pulley(limits: Limits) -> Result<Self> {
-        Wasmtime::new("pulley", limits, Some("pulley64"), By::Engine)
+        Wasmtime::new("pulley", limits, Some("pulley64"), By::Compiler)
     }
 
-    fn new(name: &'static str, limits: Limits, target: Option<&str>, by: By) -> Result<Self> {
+    fn new(name: &'static str, limits: Limits, target: Option<&str>, canonical_by: By) -> Result<Self> {
         let pool = Pool::new(usize::try_from(limits.memory_bytes.min(RESERVATION_BYTES)).unwrap_or(usize::MAX));
-        let mut config = config(&pool, by);
+        let mut config = config(&pool, canonical_by);
         let engine = target.map_or(Ok(()), |target| config.target(target).map(|_| ()));
         let engine = engine.and_then(|()| wasmtime::Engine::new(&config));
         let failed = |e| Error::io(format!("the engine '{name}' does not work here"), format!("{e:#}"));
-        Ok(Wasmtime { name, limits, engine: engine.map_err(failed)?, by })
+        Ok(Wasmtime { name, limits, engine: engine.map_err(failed)?, canonical_by })
     }
 }
 
-fn config(pool: &Arc<Pool>, by: By) -> Config {
+fn config(pool: &Arc<Pool>, canonical_by: By) -> Config {
     let mut config = Config::new();
 
     // What a module may use: the same set that the static rules check.
     config.wasm_features(wasmtime::WasmFeatures::all(), false).wasm_features(rules::FEATURES, true);
 
-    // What a module computes.
-    config.strategy(Strategy::Cranelift).cranelift_nan_canonicalization(by == By::Engine);
+    // What a module computes. Hints would be at offsets that rewriting moves.
+    config
+        .wasm_branch_hinting(false)
+        .strategy(Strategy::Cranelift)
+        .cranelift_nan_canonicalization(canonical_by == By::Compiler);
 
-    // What a module may use up.
-    config.consume_fuel(by == By::Engine).operator_cost(costs()).max_wasm_stack(Limits::STACK_BYTES);
+    // What a module may use up; its code counts its fuel.
+    config.consume_fuel(false).max_wasm_stack(Limits::STACK_BYTES);
 
     // Where its memory comes from. Images mapped copy-on-write need mappings
     // that are wasmtime's own, so data segments are copied instead.
@@ -100,30 +99,6 @@ fn config(pool: &Arc<Pool>, by: By) -> Config {
     config
 }
 
-/// One unit of fuel for an instruction, one for each byte or element that a
-/// bulk operation goes through, and more for what leaves compiled code, so
-/// that fuel bounds time.
-fn costs() -> OperatorCost {
-    const LEAVES_COMPILED_CODE: u8 = 100;
-    let mut costs = OperatorCost::new();
-    for cost in [
-        &mut costs.MemoryGrow,
-        &mut costs.MemoryCopy,
-        &mut costs.MemoryFill,
-        &mut costs.MemoryInit,
-        &mut costs.DataDrop,
-        &mut costs.TableGrow,
-        &mut costs.TableCopy,
-        &mut costs.TableFill,
-        &mut costs.TableInit,
-        &mut costs.ElemDrop,
-    ] {
-        *cost = LEAVES_COMPILED_CODE;
-    }
-    costs.variable.memory_grow_per_page = LEAVES_COMPILED_CODE;
-    costs
-}
-
 impl Engine for Wasmtime {
     fn name(&self) -> &'static str {
         self.name
@@ -137,15 +112,10 @@ impl Engine for Wasmtime {
         rules::memory_fits(module, &self.limits)?;
         let gives_up =
             |e: String| Error::new(Code::ModuleTooLarge, format!("the compiler gives up on the module: {e}"));
-        let bytes = match self.by {
-            By::Code => {
-                let nans = module.has_float_arithmetic().then_some(Nans::WhereSeen);
-                Rewrite { nans, fuel: true }.apply(module.bytes()).map_err(|e| gives_up(e.to_string()))?
-            }
-            By::Engine => Cow::Borrowed(module.bytes()),
-        };
+        let nans = (self.canonical_by == By::Code && module.has_float_arithmetic()).then_some(Nans::WhereSeen);
+        let bytes = Rewrite { nans, fuel: true }.apply(module.bytes()).map_err(|e| gives_up(e.to_string()))?;
         let compiled = wasmtime::Module::from_binary(&self.engine, &bytes).map_err(|e| gives_up(format!("{e:#}")))?;
-        let backend = Compiled { module: compiled, limits: self.limits, by: self.by };
+        let backend = Compiled { module: compiled, limits: self.limits };
         Ok(Arc::new(Calls::new(backend, &module.facts, self.limits)))
     }
 }
@@ -153,7 +123,6 @@ impl Engine for Wasmtime {
 struct Compiled {
     module: wasmtime::Module,
     limits: Limits,
-    by: By,
 }
 
 impl Backend for Compiled {
@@ -162,7 +131,7 @@ impl Backend for Compiled {
     fn instantiate(&self, fuel: u64) -> Result<Running, Stop> {
         let mut store = Store::new(self.module.engine(), Ceiling::new(&self.limits));
         store.limiter(|ceiling| ceiling);
-        match Running::start(&mut store, &self.module, self.by, fuel) {
+        match Running::start(&mut store, &self.module, fuel) {
             Ok(entry) => Ok(Running { store, entry }),
             // The static rules leave nothing in a module that could fail here.
             Err(error) if error.is::<wasmtime::Trap>() || store.data().refused().is_some() => Err(stop(&store, &error)),
@@ -185,26 +154,16 @@ struct Entry {
     alloc: TypedFunc<u32, u32>,
     plan: TypedFunc<(u32, u32), i64>,
     run: TypedFunc<u32, i64>,
-    /// Where the code counts fuel, if it does.
-    fuel: Option<Global>,
+    /// Where the code counts fuel.
+    fuel: Global,
 }
 
 impl Running {
-    fn start(store: &mut Store<Ceiling>, module: &wasmtime::Module, by: By, fuel: u64) -> wasmtime::Result<Entry> {
-        if by == By::Engine {
-            store.set_fuel(fuel)?;
-        }
+    fn start(store: &mut Store<Ceiling>, module: &wasmtime::Module, fuel: u64) -> wasmtime::Result<Entry> {
         // Runs nothing: modules have no start function.
         let instance = WasmInstance::new(&mut *store, module, &[])?;
-        let counter = match by {
-            By::Engine => None,
-            By::Code => {
-                let counter = instance.get_global(&mut *store, FUEL_EXPORT);
-                let counter = counter.ok_or_else(|| wasmtime::Error::msg("no fuel"))?;
-                counter.set(&mut *store, Val::I64(i64::try_from(fuel).unwrap_or(i64::MAX)))?;
-                Some(counter)
-            }
-        };
+        let counter = instance.get_global(&mut *store, FUEL_EXPORT).ok_or_else(|| wasmtime::Error::msg("no fuel"))?;
+        counter.set(&mut *store, Val::I64(i64::try_from(fuel).unwrap_or(i64::MAX)))?;
         Ok(Entry {
             memory: instance.get_memory(&mut *store, "memory").ok_or_else(|| wasmtime::Error::msg("no memory"))?,
             alloc: instance.get_typed_func(&mut *store, "wm_alloc")?,
@@ -214,12 +173,13 @@ impl Running {
         })
     }
 
-    /// Why a call ended: code that counts its own fuel traps when that is used
-    /// up, and leaves less than nothing.
-    fn stop(&mut self, error: &wasmtime::Error) -> Stop {
-        match (stop(&self.store, error), self.entry.fuel) {
-            (Stop::Trap(Trap::Unreachable), Some(fuel)) if left(fuel, &mut self.store) < 0 => Stop::OutOfFuel,
-            (stop, _) => stop,
+    /// What a call came to. Code that finds no fuel traps as unreachable; code
+    /// that returned before it looked has used too much all the same.
+    fn outcome<T>(&mut self, answer: wasmtime::Result<T>) -> Result<T, Stop> {
+        let overdrawn = left(self.entry.fuel, &mut self.store) < 0;
+        match answer.map_err(|error| stop(&self.store, &error)) {
+            Ok(_) | Err(Stop::Trap(Trap::Unreachable)) if overdrawn => Err(Stop::OutOfFuel),
+            outcome => outcome,
         }
     }
 }
@@ -230,15 +190,18 @@ fn left(fuel: Global, store: &mut Store<Ceiling>) -> i64 {
 
 impl Instance for Running {
     fn alloc(&mut self, len: u32) -> Result<u32, Stop> {
-        self.entry.alloc.call(&mut self.store, len).map_err(|e| self.stop(&e))
+        let answer = self.entry.alloc.call(&mut self.store, len);
+        self.outcome(answer)
     }
 
     fn plan(&mut self, ptr: u32, len: u32) -> Result<i64, Stop> {
-        self.entry.plan.call(&mut self.store, (ptr, len)).map_err(|e| self.stop(&e))
+        let answer = self.entry.plan.call(&mut self.store, (ptr, len));
+        self.outcome(answer)
     }
 
     fn run(&mut self, block: u32) -> Result<i64, Stop> {
-        self.entry.run.call(&mut self.store, block).map_err(|e| self.stop(&e))
+        let answer = self.entry.run.call(&mut self.store, block);
+        self.outcome(answer)
     }
 
     fn memory(&mut self) -> &mut [u8] {
@@ -246,10 +209,7 @@ impl Instance for Running {
     }
 
     fn fuel_left(&mut self) -> u64 {
-        match self.entry.fuel {
-            Some(fuel) => u64::try_from(left(fuel, &mut self.store)).unwrap_or(0),
-            None => self.store.get_fuel().unwrap_or(0),
-        }
+        u64::try_from(left(self.entry.fuel, &mut self.store)).unwrap_or(0)
     }
 }
 
@@ -262,7 +222,6 @@ fn stop(store: &Store<Ceiling>, error: &wasmtime::Error) -> Stop {
         return Stop::Trap(Trap::Other(error.to_string()));
     };
     Stop::Trap(match trap {
-        Theirs::OutOfFuel => return Stop::OutOfFuel,
         Theirs::StackOverflow => return Stop::StackOverflow,
         Theirs::AllocationTooLarge => return Stop::Growth(Refusal::System),
         Theirs::UnreachableCodeReached => Trap::Unreachable,

@@ -1,4 +1,7 @@
-//! Fuel, counted by the code itself.
+//! Fuel, counted by the code itself: one unit for an instruction, one for a
+//! local that a function declares, one for each byte or element that a bulk
+//! operation goes through, and more for what leaves compiled code, so that fuel
+//! bounds time.
 //!
 //! wasmtime counts fuel too, but where it finds none left it calls the host,
 //! at the head of every loop. That call is never made in a loop that behaves,
@@ -9,9 +12,11 @@
 //! A function keeps the count in a local of its own. It takes it from a global
 //! when it begins and after every call, and gives it back before every call and
 //! when it returns. Straight code is paid for at its end; whether anything is
-//! left is asked where code can come back to: when a function begins, at the
-//! head of a loop, and before an instruction whose work an operand says. What
-//! runs between two questions is bounded by a function's size.
+//! left is asked where code can come back to: when a function begins, when it
+//! goes on after a call, at the head of a loop, and before an instruction whose
+//! work an operand says. What runs between two questions is bounded by a
+//! function's size. A call of the host that overdraws and returns before it is
+//! asked has overdrawn all the same: the host asks last.
 
 use wasmparser::{BinaryReaderError, FunctionBody, Operator};
 
@@ -37,7 +42,12 @@ pub(super) fn export(global: u32) -> Vec<u8> {
 /// Adds counting to a function; `global` is the new global's number.
 pub(super) fn count(body: &FunctionBody<'_>, global: u32, edits: &mut Edits) -> Result<(), BinaryReaderError> {
     let mut operators = body.get_operators_reader()?;
-    let mut meter = Meter { global, fuel: edits.local(I64), operand: None, owed: 0, edits };
+    // A function's locals have to be zeroed.
+    let mut owed = 1;
+    for group in body.get_locals_reader()? {
+        owed += u64::from(group?.0);
+    }
+    let mut meter = Meter { global, fuel: edits.local(I64), operand: None, owed, edits };
     let mut code = Vec::new();
     meter.take(&mut code);
     meter.ask(&mut code);
@@ -114,7 +124,10 @@ impl Meter<'_> {
         let mut code = Vec::new();
         match operator {
             Operator::Loop { .. } => self.ask(&mut code),
-            Operator::Call { .. } | Operator::CallIndirect { .. } => self.take(&mut code),
+            Operator::Call { .. } | Operator::CallIndirect { .. } => {
+                self.take(&mut code);
+                self.ask(&mut code);
+            }
             _ => return,
         }
         self.edits.insert(next, code);

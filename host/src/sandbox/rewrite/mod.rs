@@ -37,7 +37,8 @@ pub(crate) struct Rewrite {
 }
 
 /// The export that holds the fuel that is left, if fuel is counted: a mutable
-/// i64. Out of fuel, it is negative, and the code traps as unreachable. No
+/// i64. Code that finds none left traps as unreachable, and then this is
+/// negative; it may be negative without, where nothing was asked since. No
 /// module exports this name itself: it is one that the ABI reserves.
 pub(super) const FUEL_EXPORT: &str = "wm_fuel";
 
@@ -61,7 +62,7 @@ impl Rewrite {
                 Payload::Version { range, .. } => section_end = range.end,
                 Payload::GlobalSection(section) if self.fuel => {
                     globals = section.count();
-                    let own = section_items(module, section.range());
+                    let own = &module[section.original_position()..section.range().end];
                     out.section(
                         GLOBAL_SECTION,
                         section_end..section.range().end,
@@ -70,7 +71,7 @@ impl Rewrite {
                     );
                 }
                 Payload::ExportSection(section) if self.fuel => {
-                    let own = section_items(module, section.range());
+                    let own = &module[section.original_position()..section.range().end];
                     let export = fuel::export(globals);
                     out.section(
                         EXPORT_SECTION,
@@ -128,13 +129,6 @@ fn locals(body: &FunctionBody<'_>, parameters: u32) -> Result<u32, BinaryReaderE
         count += local?.0;
     }
     Ok(count)
-}
-
-/// A section's content after its count.
-fn section_items(module: &[u8], range: Range<usize>) -> &[u8] {
-    let content = &module[range];
-    let count_bytes = content.iter().take_while(|byte| **byte >= 0x80).count() + 1;
-    &content[count_bytes..]
 }
 
 /// The module as far as it is written.

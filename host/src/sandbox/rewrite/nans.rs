@@ -8,7 +8,7 @@
 //! there is to say about it. [`Nans::WhereSeen`] leaves out what nobody can
 //! tell apart ([`observed`]): then a chain of products and sums costs what it
 //! would without. Of the three engines one is given this form, one the other,
-//! and one does the work itself, so that each checks the other two.
+//! and one does all the work itself, so that each checks the other two.
 
 use wasmparser::{BinaryReaderError, FuncValidator, FunctionBody, WasmModuleResources};
 

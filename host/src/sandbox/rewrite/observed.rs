@@ -24,9 +24,9 @@ use wasmparser::{BinaryReaderError, FuncValidator, FunctionBody, Operator, ValTy
 use super::super::floats::{self, Float};
 use super::nans::Place;
 
-/// Values at joins that are followed in one function. Beyond it every result
-/// of the function is made canonical.
-const JOINED_VALUES: usize = 500_000;
+/// Values, at joins and on the operand stack, that are followed in one
+/// function. Beyond it every result of the function is made canonical.
+const FOLLOWED_VALUES: usize = 500_000;
 /// How much more often what is in a loop is assumed to run.
 const LOOP_TURNS: u64 = 8;
 /// Loops deeper than this count as this deep.
@@ -54,7 +54,7 @@ pub(super) fn places<R: WasmModuleResources>(
         validator.op(offset, &operator)?;
         let Some((pops, pushes)) = arity else { return Ok(None) };
         flow.step(&operator, pops as usize, pushes as usize, operators.original_position());
-        if flow.joined > JOINED_VALUES {
+        if flow.joined + flow.stack.len() > FOLLOWED_VALUES {
             return Ok(None);
         }
     }
@@ -256,7 +256,7 @@ impl Flow {
 
     fn value(&mut self, value: Value) -> Id {
         self.values.push(value);
-        // Bounded by the function's bytes and by JOINED_VALUES.
+        // Bounded by the function's bytes and by FOLLOWED_VALUES.
         (self.values.len() - 1) as Id
     }
 

@@ -290,7 +290,31 @@ mod calls {
         let limits = Limits { run_fuel_base: 1000, ..Limits::default() };
         assert_eq!(limits.run_fuel(64, 100), 7400);
         assert_eq!(limits.run_fuel(u64::MAX, 1), 1000 + 65_536);
-        assert_eq!(limits.run_fuel(u64::MAX, u64::MAX), i64::MAX as u64);
+        assert_eq!(limits.run_fuel(u64::MAX, u64::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn what_runs_on_the_way_back_is_paid_for() {
+        // Straight code, and the same behind every call of a deep recursion.
+        let roots = "f64.sqrt ".repeat(20_000);
+        let straight = format!("f64.const 2 {roots} drop i64.const 0");
+        let deep = "(call $f (i32.const 1000)) (i64.const 0)";
+        let recursion = format!(
+            "(global $g (mut f64) (f64.const 2))
+             (func $f (param i32)
+               local.get 0 if local.get 0 i32.const 1 i32.sub call $f end
+               global.get $g {roots} global.set $g)"
+        );
+        let few = Limits { run_fuel_base: 0, ..Limits::default() };
+        let some = Limits { run_fuel_base: 200_000, ..Limits::default() };
+        for name in EngineName::ALL {
+            for (limits, run, more) in [(few, straight.as_str(), ""), (some, deep, recursion.as_str())] {
+                let module = assemble(&module(2, "unreachable", run, more));
+                let program = engine_with(*name, limits).unwrap().compile(&module).unwrap();
+                let error = program.run(&tile(), &mut Bytes::default()).unwrap_err();
+                assert_eq!(error.code(), Code::ModuleOutOfFuel, "{name:?}");
+            }
+        }
     }
 
     #[test]
