@@ -66,7 +66,7 @@ impl<A: Float, B: Float> Merge<'_, A, B> {
         cast::convert::<B, F32>(self.b, &mut b);
         let mut sums = [[0.0; 4]; STRIP / 4];
         let strip_columns = (STRIP_ENTRIES / self.rank.max(1) / 8 * 8).clamp(STRIP_MIN, STRIP);
-        let mut strip = Strip { a: vec![[0.0; 4]; self.rank * STRIP / 4], rank: self.rank, quads: 0 };
+        let mut strip = Strip { a: vec![[0.0; 4]; self.rank * strip_columns / 4], rank: self.rank, quads: 0 };
         for first in (0..self.columns).step_by(strip_columns) {
             let width = strip_columns.min(self.columns - first);
             self.decode(first, width, &mut strip);
@@ -210,8 +210,8 @@ mod tests {
 
     #[test]
     fn sixteen_bit_weights_are_rounded_once() {
-        fn check<W: Float, A: Float, B: Float>() {
-            let (rows, columns, rank) = (10, 150, 3);
+        fn check<W: Float, A: Float, B: Float>(rank: usize, columns: usize) {
+            let rows = 5;
             let w = encoded::<W>(&(0..rows * columns).map(|i| i as f32 * 0.01 - 3.0).collect::<Vec<_>>());
             let a = encoded::<A>(&(0..rank * columns).map(|i| (i % 7) as f32 * 0.3).collect::<Vec<_>>());
             let b = encoded::<B>(&(0..rows * rank).map(|i| 1.0 / (i + 1) as f32).collect::<Vec<_>>());
@@ -230,9 +230,13 @@ mod tests {
                 assert_same_bits(&to, &expected, &format!("simd {simd}"));
             }
         }
-        check::<F32, BF16, F16>();
-        check::<F16, F32, BF16>();
-        check::<BF16, F16, F32>();
+        // Ranks below, of and beyond whole groups; columns below and beyond a
+        // strip, whose width depends on the rank.
+        for (rank, columns) in [(3, 150), (8, 9), (16, 530), (19, 700), (80, 70)] {
+            check::<F32, BF16, F16>(rank, columns);
+            check::<F16, F32, BF16>(rank, columns);
+            check::<BF16, F16, F32>(rank, columns);
+        }
     }
 
     #[test]

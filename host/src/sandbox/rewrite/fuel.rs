@@ -15,8 +15,7 @@
 //! left is asked where code can come back to: when a function begins, when it
 //! goes on after a call, at the head of a loop, and before an instruction whose
 //! work an operand says. What runs between two questions is bounded by a
-//! function's size. A call of the host that overdraws and returns before it is
-//! asked has overdrawn all the same: the host asks last.
+//! function's size. The host asks last, when its call has returned.
 
 use wasmparser::{BinaryReaderError, FunctionBody, Operator};
 
@@ -25,8 +24,8 @@ use super::{Edits, FUEL_EXPORT, I32, I64, i64_const, indexed, leb, op};
 /// The global's entry: a mutable i64, at first 0.
 pub(super) const GLOBAL: &[u8] = &[I64, 1, op::I64_CONST, 0, op::END];
 
-/// What leaves compiled code costs this much more than another instruction,
-/// and as much for every page of memory.
+/// What leaves compiled code costs this much instead of one, and a page of
+/// memory that grows as much again.
 const LEAVES_COMPILED_CODE: u64 = 100;
 
 /// The export's entry.
