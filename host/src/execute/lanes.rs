@@ -1,7 +1,8 @@
 //! Several sequences of tensors at once, each on a thread of its own.
 //!
 //! A shard is hashed and written in order by one *lane*; the pool's threads do
-//! the computing for all lanes. Lanes may wait (for a segment, or for an
+//! the computing for all lanes (where there is one thread, one lane may do its
+//! own: see `produce`). Lanes may wait (for a segment, or for an
 //! intermediate tensor that another lane is making); the pool's threads never
 //! do.
 

@@ -5,6 +5,9 @@
 //! source, or one tile. A few segments are in flight, so that memory is
 //! bounded by threads × segment whatever the tensor's size. Leaf hashes are
 //! computed by the thread that made the segment, while it is in its cache.
+//!
+//! A pool of one thread is left out where taking a segment is no work: then
+//! the thread that takes segments makes them.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -37,6 +40,12 @@ pub trait Sink {
     /// # Errors
     /// Whatever stops the execution.
     fn piece(&mut self, bytes: &[u8], leaves: Option<&[u8]>) -> Result<()>;
+
+    /// Whether taking a piece is so much work (hashing, writing) that the next
+    /// one should be made meanwhile, even by an execution of one thread.
+    fn works(&self) -> bool {
+        false
+    }
 }
 
 /// What an execution runs on.
@@ -112,7 +121,8 @@ impl<'a> Workshop<'a> {
     /// The first error in the tensor's own order, whatever thread met it first.
     pub fn make(&self, source: Source, len: u64, sink: &mut dyn Sink) -> Result<()> {
         self.prepare(source)?;
-        self.deliver(source, len, self.hash_leaves, &mut |piece: &Piece| {
+        let meanwhile = sink.works();
+        self.deliver(source, len, self.hash_leaves, meanwhile, &mut |piece: &Piece| {
             sink.piece(&piece.bytes, piece.leaves.as_deref())?;
             self.progress.advance(piece.bytes.len() as u64);
             Ok(())
@@ -129,16 +139,29 @@ impl<'a> Workshop<'a> {
             let len = self.graph.target(id).tensor.len_bytes();
             self.graph.spill_once(id, || {
                 let mut writer = self.room.create(len)?;
-                self.deliver(Source::Target(id), len, false, &mut |piece: &Piece| writer.append(&piece.bytes))?;
+                let append = &mut |piece: &Piece| writer.append(&piece.bytes);
+                self.deliver(Source::Target(id), len, false, false, append)?;
                 Ok(writer.finish())
             })
         })
     }
 
-    fn deliver(&self, source: Source, len: u64, hash: bool, take: &mut dyn FnMut(&Piece) -> Result<()>) -> Result<()> {
+    /// `meanwhile` is whether to make pieces while one is taken, if there is
+    /// only one thread.
+    fn deliver(
+        &self,
+        source: Source,
+        len: u64,
+        hash: bool,
+        meanwhile: bool,
+        take: &mut dyn FnMut(&Piece) -> Result<()>,
+    ) -> Result<()> {
         let segments = self.segments(source, len);
         let wide = matches!(segments.first(), Some(Segment { kind: SegmentKind::Wide, .. }));
         let _turn = wide.then(|| self.wide.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+        if self.pool.current_num_threads() == 1 && !meanwhile && !wide && self.shuffle.is_none() {
+            return self.deliver_here(source, &segments, hash, take);
+        }
         let order = self.shuffle.filter(|_| !wide).map(|seed| shuffled(segments.len(), seed));
         let in_flight = match (wide, &order) {
             (true, _) => 1,
@@ -153,8 +176,7 @@ impl<'a> Workshop<'a> {
                 let index = order.as_ref().map_or(position, |order| order[position]);
                 let sender = sender.clone();
                 let segment = &segments[index];
-                // A short leaf is the tensor's last one, or it is no leaf.
-                let leaves = hash && (index + 1 == segments.len() || segment.len.is_multiple_of(LEAF_BYTES as u64));
+                let leaves = hash && has_leaves(&segments, index);
                 scope.spawn(move |_| {
                     if stop.load(Ordering::Relaxed) {
                         return;
@@ -198,6 +220,23 @@ impl<'a> Workshop<'a> {
                 }
             }
             Ok(())
+        })
+    }
+
+    /// With one thread: nothing is handed over, because waking two threads in
+    /// turn costs more than what they could do at the same time.
+    fn deliver_here(
+        &self,
+        source: Source,
+        segments: &[Segment],
+        hash: bool,
+        take: &mut dyn FnMut(&Piece) -> Result<()>,
+    ) -> Result<()> {
+        segments.iter().enumerate().try_for_each(|(index, segment)| {
+            if self.progress.cancelled() {
+                return Err(interrupted());
+            }
+            take(&self.segment(source, segment, hash && has_leaves(segments, index))?)
         })
     }
 
@@ -249,6 +288,12 @@ impl<'a> Workshop<'a> {
 /// The error of work that was told to stop.
 pub fn interrupted() -> Error {
     Error::new(Code::Interrupted, "interrupted; nothing was written")
+}
+
+/// Whether a segment that begins on a leaf's boundary is whole leaves: a short
+/// one is the tensor's last, or it is no leaf.
+fn has_leaves(segments: &[Segment], index: usize) -> bool {
+    index + 1 == segments.len() || segments[index].len.is_multiple_of(LEAF_BYTES as u64)
 }
 
 fn leaf_hashes_on_all_threads(bytes: &[u8]) -> Vec<u8> {

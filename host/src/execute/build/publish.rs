@@ -89,6 +89,10 @@ impl Sink for ToShard<'_> {
     fn piece(&mut self, bytes: &[u8], leaves: Option<&[u8]>) -> Result<()> {
         self.writer.tensor(self.tensor, bytes, leaves)
     }
+
+    fn works(&self) -> bool {
+        true
+    }
 }
 
 fn write_shard(
