@@ -5,8 +5,10 @@
 //! computed, the module's own code compiled natively, through the same
 //! executor. Both are checked to give the same digests before they are timed.
 //! Each is timed with the leaf hashes, which every use needs, and without, and
-//! the latter held against SHA-256 on the same thread in the same run. For
-//! bytes computed the time inside the module's own code is told apart.
+//! the latter held against SHA-256 on the same thread, timed right after it.
+//! For bytes computed the time inside the module's own code is told apart.
+//! Ratios are taken turn by turn, and the median reported: on a machine whose
+//! speed changes, medians of times could be from different moments.
 
 use std::fs::File;
 use std::path::Path;
@@ -79,7 +81,7 @@ pub struct Report {
     pub transforms: Vec<Row>,
 }
 
-/// Runs cases on about `bytes` of input and compares the medians of `runs`.
+/// Runs cases on about `bytes` of input, each and its baseline `runs` times.
 /// `only` names modules; none means all.
 ///
 /// # Errors
@@ -87,30 +89,32 @@ pub struct Report {
 pub fn run(bytes: u64, runs: usize, only: &[String]) -> Result<Report> {
     let folder = std::env::temp_dir().join(format!("weightmill-bench-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|e| Error::io("making a folder for the benchmark", e))?;
-    let sha256_gb_per_s = sha256_rate();
+    let to_hash = vec![0x5A; 1 << 20];
     let wanted = |case: &Case| only.is_empty() || only.iter().any(|name| name == case.module);
     let cases = all(bytes);
-    let measured = cases.iter().filter(|c| wanted(c)).map(|c| measure(c, &folder, runs.max(1), sha256_gb_per_s));
-    let transforms: Result<Vec<Row>> = measured.collect();
+    let measured = cases.iter().filter(|c| wanted(c)).map(|c| measure(c, &folder, runs.max(1), &to_hash));
+    let measured: Result<Vec<(Row, f64)>> = measured.collect();
     // What stays is in the temporary folder.
     let _ = std::fs::remove_dir_all(&folder);
-    Ok(Report { sha256_gb_per_s, transforms: transforms? })
+    let (transforms, mut sha256): (Vec<Row>, Vec<f64>) = measured?.into_iter().unzip();
+    if sha256.is_empty() {
+        sha256.push(sha256_rate(&to_hash));
+    }
+    Ok(Report { sha256_gb_per_s: median(sha256), transforms })
 }
 
-/// SHA-256 of a megabyte that stays in the cache.
-fn sha256_rate() -> f64 {
-    let bytes = vec![0x5A; 1 << 20];
-    let once = || {
-        let start = Instant::now();
-        for _ in 0..64 {
-            std::hint::black_box(Sha256::digest(&bytes));
-        }
-        start.elapsed().as_secs_f64()
-    };
-    (64 << 20) as f64 / median((0..5).map(|_| once()).collect()) / 1e9
+/// The rate of SHA-256, now: of a megabyte that stays in the cache.
+fn sha256_rate(bytes: &[u8]) -> f64 {
+    const TIMES: usize = 16;
+    let start = Instant::now();
+    for _ in 0..TIMES {
+        std::hint::black_box(Sha256::digest(bytes));
+    }
+    (TIMES * bytes.len()) as f64 / start.elapsed().as_secs_f64() / 1e9
 }
 
-fn measure(case: &Case, folder: &Path, runs: usize, sha256_gb_per_s: f64) -> Result<Row> {
+/// The row, and the rate of SHA-256 in its runs.
+fn measure(case: &Case, folder: &Path, runs: usize, to_hash: &[u8]) -> Result<(Row, f64)> {
     let path = folder.join("bench.safetensors");
     write_tensors(&path, &case.inputs)?;
     let checkpoint = Arc::new(Checkpoint::open(&path)?);
@@ -130,33 +134,36 @@ fn measure(case: &Case, folder: &Path, runs: usize, sha256_gb_per_s: f64) -> Res
     if ours.carry_out(true)?.0 != theirs(true)?.0 {
         return Err(Error::new(Code::IdentityCollision, format!("{name} and its baseline give different bytes")));
     }
-    let compare = |hash: bool| -> Result<(Times, Times)> {
-        let (mut our_times, mut their_times) = (Vec::new(), Vec::new());
-        for _ in 0..runs {
-            our_times.push(Times::of(|| ours.carry_out(hash))?);
-            their_times.push(Times::of(|| theirs(hash))?);
-        }
-        Ok((Times::median(&our_times), Times::median(&their_times)))
+    let take_turns = |hash: bool| -> Result<Vec<Turn>> {
+        (0..runs)
+            .map(|_| {
+                Ok(Turn {
+                    ours: Times::of(|| ours.carry_out(hash))?,
+                    theirs: Times::of(|| theirs(hash))?,
+                    sha256: sha256_rate(to_hash),
+                })
+            })
+            .collect()
     };
-    let (hashed, hashed_baseline) = compare(true)?;
-    let (unhashed, unhashed_baseline) = compare(false)?;
+    let (hashed, unhashed) = (take_turns(true)?, take_turns(false)?);
     let rate = |seconds: f64| len as f64 / seconds / 1e9;
     let kernel = (how == "computed").then(|| Kernel {
-        gb_per_s: rate(unhashed.inside),
-        ratio: unhashed_baseline.inside / unhashed.inside,
-        of_sha256: rate(unhashed.inside) / sha256_gb_per_s,
+        gb_per_s: median_of(&unhashed, |t| rate(t.ours.inside)),
+        ratio: median_of(&unhashed, |t| t.theirs.inside / t.ours.inside),
+        of_sha256: median_of(&unhashed, |t| rate(t.ours.inside) / t.sha256),
     });
     std::fs::remove_file(&path).map_err(|e| Error::io("removing the benchmark's file", e))?;
-    Ok(Row {
+    let row = Row {
         module: name,
         how,
-        gb_per_s: rate(hashed.all),
-        ratio: hashed_baseline.all / hashed.all,
-        unhashed_gb_per_s: rate(unhashed.all),
-        unhashed_ratio: unhashed_baseline.all / unhashed.all,
-        of_sha256: rate(unhashed.all) / sha256_gb_per_s,
+        gb_per_s: median_of(&hashed, |t| rate(t.ours.all)),
+        ratio: median_of(&hashed, |t| t.theirs.all / t.ours.all),
+        unhashed_gb_per_s: median_of(&unhashed, |t| rate(t.ours.all)),
+        unhashed_ratio: median_of(&unhashed, |t| t.theirs.all / t.ours.all),
+        of_sha256: median_of(&unhashed, |t| rate(t.ours.all) / t.sha256),
         kernel,
-    })
+    };
+    Ok((row, median_of(&unhashed, |t| t.sha256)))
 }
 
 /// The baseline for moved bytes.
@@ -285,14 +292,21 @@ impl Times {
         let (_, inside) = work()?;
         Ok(Times { all: start.elapsed().as_secs_f64(), inside: inside.as_secs_f64() })
     }
-
-    fn median(times: &[Times]) -> Times {
-        let of = |part: fn(&Times) -> f64| median(times.iter().map(part).collect());
-        Times { all: of(|t| t.all), inside: of(|t| t.inside) }
-    }
 }
 
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
+/// What is compared, one right after the other.
+struct Turn {
+    ours: Times,
+    theirs: Times,
+    /// In 10⁹ bytes a second.
+    sha256: f64,
+}
+
+fn median_of(turns: &[Turn], figure: impl Fn(&Turn) -> f64) -> f64 {
+    median(turns.iter().map(figure).collect())
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
