@@ -64,7 +64,7 @@ fn build() -> Result<BTreeMap<String, Vec<u8>>> {
     names.into_iter().map(read).collect()
 }
 
-/// What makes the output independent of the folder it is built in.
+/// What makes the output independent of the folder it is built in, and fast.
 fn flags() -> Vec<String> {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| std::env::var_os("HOME").map(|h| Path::new(&h).join(".cargo")));
@@ -72,6 +72,9 @@ fn flags() -> Vec<String> {
         "-Ctarget-feature=+simd128".to_string(),
         // Memory that an instance dirties has to be zeroed again for each tile.
         "-Clink-arg=-zstack-size=65536".to_string(),
+        // Rewriting loops' addresses, it loses that they do not wrap, and so
+        // makes an addition of what could be the offset of a load.
+        "-Cllvm-args=--disable-lsr".to_string(),
         format!("--remap-path-prefix={}=/weightmill", shell::root().display()),
     ];
     if let Some(home) = home {

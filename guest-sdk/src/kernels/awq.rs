@@ -5,7 +5,7 @@
 //! `w = scale · f32(code − zero)`, rounded to f32, then to the result.
 
 use super::Float;
-use super::int4::{Group, PER_WORD, by_group, value};
+use super::int4::{Block, Group, LookUp, PER_WORD, WIDE, by_group, value};
 
 use super::{int4, lanes::*};
 
@@ -91,9 +91,9 @@ impl Codes<'_> {
     #[inline(never)]
     fn rows_simd<D: Float>(&self, group: &Group, rows: &[usize], to: &mut [D::Element]) {
         let (sixteens, others) = int4::sixteens::<D>(rows, 1);
-        // Tables are looked up for four words at a time; a row's last words
+        // Tables are looked up for some words at a time; a row's last words
         // may be fewer, and are done one by one with the other rows.
-        let looked_up = if sixteens.is_empty() { 0 } else { self.width() / 4 * 4 };
+        let looked_up = if sixteens.is_empty() { 0 } else { self.columns / WIDE * WIDE / PER_WORD };
         self.look_up::<D>(group, &sixteens, to);
         for row in others {
             self.row::<D>(group, row, 0, to);
@@ -115,75 +115,96 @@ impl Codes<'_> {
         });
     }
 
-    /// Sixteen rows from each of `starts`, but for a last part of less than 32
-    /// columns.
+    /// Sixteen rows from each of `starts`, but for a last part of less than
+    /// [`WIDE`] columns.
     fn look_up<D: Float>(&self, group: &Group, starts: &[usize], to: &mut [D::Element]) {
         if starts.is_empty() {
             return;
         }
-        let (zeros, scales) = (group.zeros.as_chunks::<8>().0, group.scales.as_chunks::<8>().0);
-        let blocks = zeros.chunks_exact(4).zip(scales.chunks_exact(4));
-        let mut values = int4::Rows::<D>::new();
-        for (number, (zeros, scales)) in blocks.enumerate() {
-            let tables: [_; 4] = core::array::from_fn(|block| int4::tables::<D>(&zeros[block], &scales[block]));
+        let mut look_up = LookUp::<D, { WIDE / 8 }>::new();
+        let mut bytes = Bytes::default();
+        for column in (0..self.columns / WIDE * WIDE).step_by(WIDE) {
+            look_up.set_group(group, column);
             for &row in starts {
-                let bytes = self.bytes16(row, number * 4);
-                // Written out: then where a block goes is a constant.
-                let mut block = |block: usize| {
-                    let bytes = bytes[4 * block..][..4].try_into().expect("four bytes of a word");
-                    values.set(block, int4::look_up(&tables[block], &codes(bytes)));
-                };
-                block(0);
-                block(1);
-                block(2);
-                block(3);
-                values.write(4, &mut to[row * self.columns + number * 32..], self.columns);
+                self.transpose(row, column / PER_WORD, &mut bytes);
+                for (mut block, [first, last]) in look_up.blocks().zip(&bytes) {
+                    set_codes(&mut block, first, last);
+                }
+                look_up.write(&mut to[row * self.columns + column..], self.columns);
             }
         }
     }
 
-    /// Each of the 16 bytes of four words, of 16 rows: a transpose by four
-    /// rounds of interleaving the first half with the second.
+    /// Sixteen rows of the words of [`WIDE`] columns.
     #[inline(always)]
-    fn bytes16(&self, row: usize, word: usize) -> [v128; 16] {
-        let words = |number: usize| {
-            let words = &self.words[(row + number) * self.width() + word..][..4];
-            load::<u32, 4>(words.try_into().expect("four words"))
+    fn transpose(&self, row: usize, word: usize, to: &mut Bytes) {
+        const WORDS: usize = WIDE / PER_WORD;
+        assert!(self.width() >= WORDS, "a row is at least as long as the words");
+        let mut rest = &self.words[row * self.width() + word..];
+        let mut row = |last: bool| {
+            let (row, others) = rest.split_at(if last { WORDS } else { self.width() });
+            rest = others;
+            halves::<u32>(row.first_chunk().expect("the words of all columns"))
         };
-        let mut low = eight!(i => words(i));
-        let mut high = eight!(i => words(8 + i));
-        // Written out four times, so that no vector goes through memory for
-        // the sake of a loop.
-        (low, high) = interleave(low, high);
-        (low, high) = interleave(low, high);
-        (low, high) = interleave(low, high);
-        (low, high) = interleave(low, high);
-        [
-            low[0], low[1], low[2], low[3], low[4], low[5], low[6], low[7], high[0], high[1], high[2], high[3],
-            high[4], high[5], high[6], high[7],
-        ]
+        let rows = eight!(_i => row(false));
+        set_bytes(to, 0, 0, eight!(i => load::<u32, 4>(rows[i][0])));
+        set_bytes(to, 4, 0, eight!(i => load::<u32, 4>(rows[i][1])));
+        let rows = eight!(i => row(i == 7));
+        set_bytes(to, 0, 1, eight!(i => load::<u32, 4>(rows[i][0])));
+        set_bytes(to, 4, 1, eight!(i => load::<u32, 4>(rows[i][1])));
     }
 }
 
-/// The bytes of the first of `low`, alternating with those of the first of
-/// `high`, and so on.
+/// For each of some words the first and the last eight of sixteen rows: every
+/// byte of all rows together.
+type Bytes = [[[[u8; 8]; 4]; 2]; WIDE / PER_WORD];
+
+/// Takes eight rows of four words, by three rounds of interleaving the first
+/// half with the second.
 #[inline(always)]
-fn interleave(low: [v128; 8], high: [v128; 8]) -> ([v128; 8], [v128; 8]) {
-    let pair = |i: usize| {
-        if i.is_multiple_of(2) { zip8_low(low[i / 2], high[i / 2]) } else { zip8_high(low[i / 2], high[i / 2]) }
+fn set_bytes(to: &mut Bytes, word: usize, half: usize, rows: [v128; 8]) {
+    let round = |[a, b, c, d, e, f, g, h]: [v128; 8]| {
+        [
+            zip8_low(a, e),
+            zip8_high(a, e),
+            zip8_low(b, f),
+            zip8_high(b, f),
+            zip8_low(c, g),
+            zip8_high(c, g),
+            zip8_low(d, h),
+            zip8_high(d, h),
+        ]
     };
-    (eight!(i => pair(i)), eight!(i => pair(8 + i)))
+    let bytes = round(round(round(rows)));
+    let _ = eight!(i => store(&mut to[word + i / 2][half].as_flattened_mut().as_chunks_mut::<16>().0[i % 2], bytes[i]));
 }
 
-/// The codes of eight columns from the four bytes of their words.
+/// Sixteen rows of eight columns, from each of their words' bytes in the first
+/// and the last eight rows.
 #[inline(always)]
-fn codes(bytes: &[v128; 4]) -> [v128; 8] {
-    eight!(column => {
-        let nibble = ORDER[column] as usize;
-        let byte = bytes[nibble / 2];
-        let byte = if nibble.is_multiple_of(2) { byte } else { u16x8_shr(byte, 4) };
-        v128_and(byte, u8x16_splat(15))
-    })
+fn set_codes(block: &mut Block<'_>, first: &[[u8; 8]; 4], last: &[[u8; 8]; 4]) {
+    const COLUMN: [usize; PER_WORD] = inverse(ORDER);
+    let mut set_byte = |byte: usize, rows: v128| {
+        block.set(COLUMN[2 * byte], v128_and(rows, u8x16_splat(15)));
+        block.set(COLUMN[2 * byte + 1], v128_and(u16x8_shr(rows, 4), u8x16_splat(15)));
+    };
+    let pair = |bytes: &[[u8; 8]; 4], number: usize| load(&bytes.as_flattened().as_chunks::<16>().0[number]);
+    let (a, b) = (pair(first, 0), pair(last, 0));
+    set_byte(0, zip64_low(a, b));
+    set_byte(1, zip64_high(a, b));
+    let (a, b) = (pair(first, 1), pair(last, 1));
+    set_byte(2, zip64_low(a, b));
+    set_byte(3, zip64_high(a, b));
+}
+
+/// Column by nibble from nibble by column.
+const fn inverse(order: [u32; PER_WORD]) -> [usize; PER_WORD] {
+    let (mut inverse, mut column) = ([0; PER_WORD], 0);
+    while column < PER_WORD {
+        inverse[order[column] as usize] = column;
+        column += 1;
+    }
+    inverse
 }
 
 #[cfg(test)]

@@ -77,9 +77,6 @@ mod sealed {
 
         /// Stores what `pack8_canonical` gave: 16-bit formats only.
         fn store_packed8(to: &mut [Self::Packed; 8], packed: v128);
-
-        /// What `store_packed8` stored: 16-bit formats only.
-        fn load_packed8(from: &[Self::Packed; 8]) -> v128;
     }
 }
 
@@ -228,10 +225,6 @@ impl Lanes for F32 {
         unreachable!("eight f32 are two vectors")
     }
 
-    fn load_packed8(_: &[f32; 8]) -> v128 {
-        unreachable!("eight f32 are two vectors")
-    }
-
     #[inline(always)]
     fn load8(from: &[f32; 8]) -> [v128; 2] {
         let [a, b] = super::lanes::halves(from);
@@ -271,11 +264,6 @@ impl Lanes for BF16 {
     #[inline(always)]
     fn store_packed8(to: &mut [u16; 8], packed: v128) {
         store(to, packed);
-    }
-
-    #[inline(always)]
-    fn load_packed8(from: &[u16; 8]) -> v128 {
-        load(from)
     }
 
     #[inline(always)]
@@ -336,11 +324,6 @@ impl Lanes for F16 {
     #[inline(always)]
     fn store_packed8(to: &mut [u16; 8], packed: v128) {
         store(to, packed);
-    }
-
-    #[inline(always)]
-    fn load_packed8(from: &[u16; 8]) -> v128 {
-        load(from)
     }
 
     #[inline(always)]

@@ -6,8 +6,10 @@
 //! the stored zero is one less than the zero, and 15 means 16: it does not
 //! wrap. `w = scale · f32(code − zero)`, rounded to f32, then to the result.
 
+use core::ops::Range;
+
 use super::Float;
-use super::int4::{Group, PER_WORD, by_group, value};
+use super::int4::{Block, Group, LookUp, PER_WORD, WIDE, by_group, value};
 
 use super::{int4, lanes::*};
 
@@ -92,7 +94,7 @@ impl Codes<'_> {
         for row in others {
             let words = &self.words[row / PER_WORD * self.columns..][..self.columns];
             let shift = 4 * (row % PER_WORD) as u32;
-            let eight = |words: &[u32; 8], zeros: &[i32; 8], scales: &[f32; 8], to: &mut [D::Element; 8]| {
+            let eight = |words: &[u32; 8], zeros: &[f32; 8], scales: &[f32; 8], to: &mut [D::Element; 8]| {
                 let [low, high] = halves(words);
                 let code = |words: &[u32; 4]| v128_and(u32x4_shr(load::<u32, 4>(words), shift), u32x4_splat(15));
                 D::store8_canonical(to, int4::values8([code(low), code(high)], zeros, scales));
@@ -101,51 +103,57 @@ impl Codes<'_> {
         }
     }
 
-    /// Sixteen rows from each of `starts`. Up to 32 columns at a time, so that
-    /// whole cache lines are written before the next row is.
+    /// Sixteen rows from each of `starts`.
     fn look_up<D: Float>(&self, group: &Group, starts: &[usize], to: &mut [D::Element]) {
         if starts.is_empty() {
             return;
         }
-        let mut values = int4::Rows::<D>::new();
-        let (zeros, scales) = (group.zeros.as_chunks::<8>().0, group.scales.as_chunks::<8>().0);
-        for (number, (zeros, scales)) in zeros.chunks(4).zip(scales.chunks(4)).enumerate() {
-            let mut tables = [[[u32x4_splat(0); 2]; 8]; 4];
-            for ((tables, zeros), scales) in tables.iter_mut().zip(zeros).zip(scales) {
-                *tables = int4::tables::<D>(zeros, scales);
-            }
+        let wide = self.columns / WIDE * WIDE;
+        self.look_up_blocks::<D, { WIDE / 8 }>(group, 0..wide, starts, to);
+        self.look_up_blocks::<D, 1>(group, wide..self.columns, starts, to);
+    }
+
+    fn look_up_blocks<D: Float, const BLOCKS: usize>(
+        &self,
+        group: &Group,
+        columns: Range<usize>,
+        starts: &[usize],
+        to: &mut [D::Element],
+    ) {
+        let mut look_up = LookUp::<D, BLOCKS>::new();
+        for column in columns.step_by(8 * BLOCKS) {
+            look_up.set_group(group, column);
             for &row in starts {
-                for (block, tables) in tables.iter().enumerate().take(zeros.len()) {
-                    let codes = self.codes16(row, number * 32 + block * 8);
-                    values.set(block, int4::look_up(tables, &codes));
+                let words = |number: usize| {
+                    let words = &self.words[(row / PER_WORD + number) * self.columns + column..];
+                    words.as_chunks::<8>().0.first_chunk::<BLOCKS>().expect("the columns of all blocks")
+                };
+                for ((mut block, upper), lower) in look_up.blocks().zip(words(0)).zip(words(1)) {
+                    set_codes(&mut block, upper, lower);
                 }
-                values.write(zeros.len(), &mut to[row * self.columns + number * 32..], self.columns);
+                look_up.write(&mut to[row * self.columns + column..], self.columns);
             }
         }
     }
+}
 
-    /// The codes of 16 rows of each of eight columns.
-    #[inline(always)]
-    fn codes16(&self, row: usize, column: usize) -> [v128; 8] {
-        let words = |number: usize| -> [v128; 2] {
-            let words = &self.words[(row / PER_WORD + number) * self.columns + column..][..8];
-            let [low, high] = halves::<u32>(words.try_into().expect("eight columns"));
-            [load::<u32, 4>(low), load::<u32, 4>(high)]
-        };
-        let ([a, b], [c, d]) = (words(0), words(1));
+/// Sixteen rows of eight columns.
+#[inline(always)]
+fn set_codes(block: &mut Block<'_>, upper: &[u32; 8], lower: &[u32; 8]) {
+    let mut set_pair = |column: usize, words: v128| {
         // Eight bytes of a column's 16 rows, then those of the next column.
-        let pairs = [zip32_low(a, c), zip32_high(a, c), zip32_low(b, d), zip32_high(b, d)];
-        let nibbles = |words: v128| {
-            let even = v128_and(words, u8x16_splat(15));
-            let odd = v128_and(u16x8_shr(words, 4), u8x16_splat(15));
-            (zip8_low(even, odd), zip8_high(even, odd))
-        };
-        let (c0, c1) = nibbles(pairs[0]);
-        let (c2, c3) = nibbles(pairs[1]);
-        let (c4, c5) = nibbles(pairs[2]);
-        let (c6, c7) = nibbles(pairs[3]);
-        [c0, c1, c2, c3, c4, c5, c6, c7]
-    }
+        let even = v128_and(words, u8x16_splat(15));
+        let odd = v128_and(u16x8_shr(words, 4), u8x16_splat(15));
+        block.set(column, zip8_low(even, odd));
+        block.set(column + 1, zip8_high(even, odd));
+    };
+    let ([a, b], [c, d]) = (halves(upper), halves(lower));
+    let (a, c) = (load::<u32, 4>(a), load::<u32, 4>(c));
+    set_pair(0, zip32_low(a, c));
+    set_pair(2, zip32_high(a, c));
+    let (b, d) = (load::<u32, 4>(b), load::<u32, 4>(d));
+    set_pair(4, zip32_low(b, d));
+    set_pair(6, zip32_high(b, d));
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@
 
 use alloc::vec;
 use alloc::vec::Vec;
+use core::marker::PhantomData;
 
 use super::{F32, Float, canonical, cast};
 
@@ -24,12 +25,12 @@ pub(super) const PER_WORD: usize = 8;
 /// The scales and zero points of one group, decoded.
 pub(super) struct Group {
     pub(super) scales: Vec<f32>,
-    pub(super) zeros: Vec<i32>,
+    pub(super) zeros: Vec<f32>,
 }
 
 impl Group {
     pub(super) fn of_columns(columns: usize) -> Self {
-        Group { scales: vec![0.0; columns], zeros: vec![0; columns] }
+        Group { scales: vec![0.0; columns], zeros: vec![0.0; columns] }
     }
 
     /// Takes a row of scales and of packed zero points, nibble `order[c]` of a
@@ -41,10 +42,10 @@ impl Group {
             if let Some(spread) = &spread {
                 let [low, high] = spread.codes8(word);
                 let [to_low, to_high] = halves_mut(to);
-                store::<i32, 4>(to_low, i32x4_add(low, i32x4_splat(plus)));
-                store::<i32, 4>(to_high, i32x4_add(high, i32x4_splat(plus)));
+                store::<f32, 4>(to_low, f32x4_convert_i32x4(i32x4_add(low, i32x4_splat(plus))));
+                store::<f32, 4>(to_high, f32x4_convert_i32x4(i32x4_add(high, i32x4_splat(plus))));
             } else {
-                *to = order.map(|nibble| (word >> (4 * nibble) & 15) as i32 + plus);
+                *to = order.map(|nibble| ((word >> (4 * nibble) & 15) as i32 + plus) as f32);
             }
         }
     }
@@ -109,24 +110,25 @@ pub(super) fn sixteens<D: Float>(rows: &[usize], align: usize) -> (Vec<usize>, V
     if sixteens.len() < PAYS { (Vec::new(), rows.to_vec()) } else { (sixteens, others) }
 }
 
-/// The definition of one value.
+/// The definition of one value: a difference of small integers is exact.
 #[inline(always)]
-pub(super) fn value<D: Float>(code: u32, zero: i32, scale: f32) -> D::Element {
-    D::encode(canonical(scale * (code as i32 - zero) as f32))
+pub(super) fn value<D: Float>(code: u32, zero: f32, scale: f32) -> D::Element {
+    D::encode(canonical(scale * (code as f32 - zero)))
 }
 
 /// Eight values of a row from their codes.
 #[inline(always)]
-pub(super) fn values8(codes: [v128; 2], zeros: &[i32; 8], scales: &[f32; 8]) -> [v128; 2] {
+pub(super) fn values8(codes: [v128; 2], zeros: &[f32; 8], scales: &[f32; 8]) -> [v128; 2] {
     let (zeros, scales) = (halves(zeros), halves(scales));
-    let value = |codes: v128, zeros: &[i32; 4], scales: &[f32; 4]| {
-        f32x4_mul(load::<f32, 4>(scales), f32x4_convert_i32x4(i32x4_sub(codes, load::<i32, 4>(zeros))))
+    let value = |codes: v128, zeros: &[f32; 4], scales: &[f32; 4]| {
+        f32x4_mul(load::<f32, 4>(scales), f32x4_sub(f32x4_convert_i32x4(codes), load::<f32, 4>(zeros)))
     };
     [value(codes[0], zeros[0], scales[0]), value(codes[1], zeros[1], scales[1])]
 }
 
 /// Calls `each` for eight columns of a row after the other, from column `from`
-/// on, with the words, zeros and scales that belong to them; four times in a loop's turn, because a turn has costs of its own.
+/// on, with the words, zeros and scales that belong to them; four times in a
+/// loop's turn, because a turn has costs of its own.
 #[inline(always)]
 pub(super) fn each_eight<D, F, const WORDS: usize>(
     words: &[u32],
@@ -136,7 +138,7 @@ pub(super) fn each_eight<D, F, const WORDS: usize>(
     each: F,
 ) where
     D: Float,
-    F: Fn(&[u32; WORDS], &[i32; 8], &[f32; 8], &mut [D::Element; 8]),
+    F: Fn(&[u32; WORDS], &[f32; 8], &[f32; 8], &mut [D::Element; 8]),
 {
     let (codes, to) = (words.as_chunks::<WORDS>().0, to.as_chunks_mut::<8>().0);
     let (zeros, scales) = (group.zeros[from..].as_chunks::<8>().0, group.scales[from..].as_chunks::<8>().0);
@@ -153,46 +155,128 @@ pub(super) fn each_eight<D, F, const WORDS: usize>(
     }
 }
 
+/// Columns whose tables are held at once: two cache lines of each row.
+pub(super) const WIDE: usize = 64;
+
 /// The 16 values of each of eight columns, as planes of bytes.
-pub(super) type Tables = [[v128; 2]; 8];
+pub(super) type Tables = [[[u8; 16]; 2]; 8];
 
 /// Tables for eight columns of a group.
 #[inline(always)]
-pub(super) fn tables<D: Float>(zeros: &[i32; 8], scales: &[f32; 8]) -> Tables {
+fn set_tables<D: Float>(tables: &mut Tables, zeros: &[f32; 8], scales: &[f32; 8]) {
     // A difference is at most 16, so with magnitudes from 2^-14 to 2^11 every
     // value is 0 or normal in all formats.
-    const NORMAL: core::ops::Range<u32> = (113 << 23)..(138 << 23);
-    if scales.iter().all(|scale| NORMAL.contains(&(scale.to_bits() & 0x7fff_ffff))) {
-        tables_of(|code| D::pack8_normal(values8([code, code], zeros, scales)))
+    let beyond = halves(scales).map(|scales| {
+        let magnitude = v128_and(load::<f32, 4>(scales), u32x4_splat(0x7fff_ffff));
+        let nearest = i32x4_min(i32x4_max(magnitude, i32x4_splat(113 << 23)), i32x4_splat((138 << 23) - 1));
+        i32x4_sub(magnitude, nearest)
+    });
+    if !v128_any_true(v128_or(beyond[0], beyond[1])) {
+        fill_tables(tables, |code| D::pack8_normal(values8([code, code], zeros, scales)));
     } else {
-        tables_of(|code| D::pack8_canonical(values8([code, code], zeros, scales)))
+        fill_tables(tables, |code| D::pack8_canonical(values8([code, code], zeros, scales)));
     }
 }
 
 /// Tables from the eight columns' values for a code, which is in all lanes.
 #[inline(always)]
-fn tables_of(values: impl Fn(v128) -> v128) -> Tables {
+fn fill_tables(tables: &mut Tables, values: impl Fn(v128) -> v128) {
     let of_code = |code: usize| values(i32x4_splat(code as i32));
     let low = transpose(eight!(i => of_code(i)));
     let high = transpose(eight!(i => of_code(8 + i)));
     let mask = u16x8_splat(0xff);
-    eight!(column => [
-        u8x16_narrow_i16x8(v128_and(low[column], mask), v128_and(high[column], mask)),
-        u8x16_narrow_i16x8(u16x8_shr(low[column], 8), u16x8_shr(high[column], 8)),
-    ])
+    for (table, (low, high)) in tables.iter_mut().zip(low.into_iter().zip(high)) {
+        store(&mut table[0], u8x16_narrow_i16x8(v128_and(low, mask), v128_and(high, mask)));
+        store(&mut table[1], u8x16_narrow_i16x8(u16x8_shr(low, 8), u16x8_shr(high, 8)));
+    }
 }
 
-/// Sixteen rows of eight columns: `codes[c]` are the 16 codes of column `c`.
-#[inline(always)]
-pub(super) fn look_up(tables: &Tables, codes: &[v128; 8]) -> [[v128; 8]; 2] {
-    let bytes = eight!(column => {
-        let [plane0, plane1] = tables[column];
-        (i8x16_swizzle(plane0, codes[column]), i8x16_swizzle(plane1, codes[column]))
-    });
-    [
-        transpose(eight!(column => zip8_low(bytes[column].0, bytes[column].1))),
-        transpose(eight!(column => zip8_high(bytes[column].0, bytes[column].1))),
-    ]
+/// Looks up sixteen rows of `8 * BLOCKS` columns at a time.
+///
+/// What was looked up goes through memory, because all that belongs to eight
+/// columns is more than the registers hold: columns one by one into `looked_up`,
+/// and from there eight rows of eight columns to the result.
+pub(super) struct LookUp<D: Float, const BLOCKS: usize> {
+    tables: [Tables; BLOCKS],
+    /// For the first and the last eight rows the columns' values.
+    looked_up: [[[[u16; 8]; 8]; BLOCKS]; 2],
+    format: PhantomData<D>,
+}
+
+impl<D: Float, const BLOCKS: usize> LookUp<D, BLOCKS> {
+    pub(super) fn new() -> Self {
+        LookUp { tables: [[[[0; 16]; 2]; 8]; BLOCKS], looked_up: [[[[0; 8]; 8]; BLOCKS]; 2], format: PhantomData }
+    }
+
+    /// Takes a group's columns from `column` on.
+    pub(super) fn set_group(&mut self, group: &Group, column: usize) {
+        let (zeros, scales) = (group.zeros[column..].as_chunks::<8>().0, group.scales[column..].as_chunks::<8>().0);
+        for ((tables, zeros), scales) in self.tables.iter_mut().zip(zeros).zip(scales) {
+            set_tables::<D>(tables, zeros, scales);
+        }
+    }
+
+    /// Eight columns' tables, and where their values belong.
+    #[inline(always)]
+    pub(super) fn blocks(&mut self) -> impl Iterator<Item = Block<'_>> {
+        let [first, last] = &mut self.looked_up;
+        let rows = first.iter_mut().zip(last);
+        self.tables.iter().zip(rows).map(|(tables, (first, last))| Block { tables, first, last })
+    }
+
+    /// Writes the sixteen rows, `stride` elements from one to the next.
+    #[inline(always)]
+    pub(super) fn write(&self, to: &mut [D::Element], stride: usize) {
+        assert!(stride >= 8 * BLOCKS, "a row is at least as long as the blocks");
+        let mut rest = to;
+        // Not as an iterator over rows, which costs more for a row than its
+        // stores do.
+        let mut row = |last: bool| {
+            let len = if last { 8 * BLOCKS } else { stride };
+            let (row, others) = core::mem::take(&mut rest).split_at_mut(len);
+            rest = others;
+            row.as_chunks_mut::<8>().0.first_chunk_mut().expect("the columns of all blocks")
+        };
+        write_rows::<D, BLOCKS>(&self.looked_up[0], eight!(_i => row(false)));
+        write_rows::<D, BLOCKS>(&self.looked_up[1], eight!(i => row(i == 7)));
+    }
+}
+
+/// Eight rows. Not sixteen: a row's lines are often a power of two apart, and
+/// no more than twelve such fit the first-level cache.
+#[inline(never)]
+fn write_rows<D: Float, const BLOCKS: usize>(
+    blocks: &[[[u16; 8]; 8]; BLOCKS],
+    mut rows: [&mut [[D::Element; 8]; BLOCKS]; 8],
+) {
+    let mut block = |number: usize| {
+        let values = transpose(eight!(i => load(&blocks[number][i])));
+        let _ = eight!(i => D::store_packed8(&mut rows[i][number], values[i]));
+    };
+    if BLOCKS == 8 {
+        // Written out: a turn of a loop would work out eight addresses.
+        let _ = eight!(number => block(number));
+    } else {
+        (0..BLOCKS).for_each(block);
+    }
+}
+
+/// Eight columns of a [`LookUp`].
+pub(super) struct Block<'a> {
+    tables: &'a Tables,
+    first: &'a mut [[u16; 8]; 8],
+    last: &'a mut [[u16; 8]; 8],
+}
+
+impl Block<'_> {
+    /// Takes the sixteen codes of a column.
+    #[inline(always)]
+    pub(super) fn set(&mut self, column: usize, codes: v128) {
+        let [plane0, plane1] = &self.tables[column];
+        let (low, high) = (i8x16_swizzle(load(plane0), codes), i8x16_swizzle(load(plane1), codes));
+        store(&mut self.first[column], zip8_low(low, high));
+        store(&mut self.last[column], zip8_high(low, high));
+    }
 }
 
 /// Eight vectors of eight 16-bit lanes, rows for columns: three rounds of
@@ -212,50 +296,6 @@ fn transpose(rows: [v128; 8]) -> [v128; 8] {
         ]
     };
     round(round(round(rows)))
-}
-
-/// Sixteen rows of up to four times eight columns, on their way to the result:
-/// stores into it need no bounds checks, and whole cache lines leave it.
-pub(super) struct Rows<D: Float>([[[D::Element; 8]; 4]; 16]);
-
-impl<D: Float> Rows<D> {
-    pub(super) fn new() -> Self {
-        Rows([[[D::Element::default(); 8]; 4]; 16])
-    }
-
-    /// Takes eight columns.
-    #[inline(always)]
-    pub(super) fn set(&mut self, block: usize, [top, bottom]: [[v128; 8]; 2]) {
-        assert!(block < 4, "four times eight columns");
-        let _ = eight!(row => D::store_packed8(&mut self.0[row][block], top[row]));
-        let _ = eight!(row => D::store_packed8(&mut self.0[8 + row][block], bottom[row]));
-    }
-
-    /// Writes the first `blocks` times eight columns to `to[0]` on, `stride`
-    /// elements a row.
-    #[inline(always)]
-    pub(super) fn write(&self, blocks: usize, to: &mut [D::Element], stride: usize) {
-        if blocks < 4 {
-            return self.write_fewer(blocks, to, stride);
-        }
-        // Written out, because a loop's turn costs as much as a row.
-        let mut line = |row: usize| {
-            let (to, _) = to[row * stride..][..32].as_chunks_mut::<8>();
-            let row = &self.0[row];
-            D::store_packed8(&mut to[0], D::load_packed8(&row[0]));
-            D::store_packed8(&mut to[1], D::load_packed8(&row[1]));
-            D::store_packed8(&mut to[2], D::load_packed8(&row[2]));
-            D::store_packed8(&mut to[3], D::load_packed8(&row[3]));
-        };
-        let _ = (eight!(row => line(row)), eight!(row => line(8 + row)));
-    }
-
-    #[inline(never)]
-    fn write_fewer(&self, blocks: usize, to: &mut [D::Element], stride: usize) {
-        for (to, row) in to.chunks_mut(stride).zip(&self.0) {
-            to[..8 * blocks].copy_from_slice(row[..blocks].as_flattened());
-        }
-    }
 }
 
 #[cfg(test)]
@@ -322,12 +362,13 @@ mod tests {
     fn tables_hold_what_the_definition_says() {
         fn check<D: Float<Element = u16>>(scales: &[f32; 8]) {
             for plus in [0, 1] {
-                let zeros: [i32; 8] = core::array::from_fn(|column| (column as i32 * 5 + 3) % 16 + plus);
+                let zeros: [f32; 8] = core::array::from_fn(|column| ((column * 5 + 3) % 16 + plus) as f32);
                 let all_codes = load(&core::array::from_fn::<u8, 16, _>(|code| code as u8));
-                let mut rows = Rows::<D>::new();
-                rows.set(0, look_up(&tables::<D>(&zeros, scales), &[all_codes; 8]));
+                let mut look_up = LookUp::<D, 1>::new();
+                look_up.set_group(&Group { scales: scales.to_vec(), zeros: zeros.to_vec() }, 0);
+                look_up.blocks().for_each(|mut block| (0..8).for_each(|column| block.set(column, all_codes)));
                 let mut found = vec![0; 16 * 8];
-                rows.write(1, &mut found, 8);
+                look_up.write(&mut found, 8);
                 let expected: Vec<u16> =
                     (0..16 * 8).map(|i| value::<D>(i as u32 / 8, zeros[i % 8], scales[i % 8])).collect();
                 assert_same_bits(&found, &expected, &format!("{} {scales:?}", D::DTYPE));
@@ -359,8 +400,8 @@ mod tests {
 
     #[test]
     fn shapes_that_do_not_come_in_sixteens() {
-        // 8 · odd rows, columns beyond and below 32, groups of 3, 8, 16, 40.
-        for (rows, columns) in [(8, 8), (16, 40), (40, 8), (120, 72)] {
+        // 8 · odd rows, columns beyond and below 64, groups of 3, 8, 16, 40.
+        for (rows, columns) in [(8, 8), (16, 40), (40, 8), (120, 72), (80, 40), (80, 104), (80, 128)] {
             let words: Vec<u32> = (0..rows * columns / 8).map(|i| (i as u32).wrapping_mul(0x9e37_79b9)).collect();
             for group in [3, 8, 16, 40] {
                 let groups = usize::div_ceil(rows, group);

@@ -20,8 +20,11 @@ const STRIP: usize = 512;
 /// Entries of `a` in a strip, where that is at least [`STRIP_MIN`] columns.
 const STRIP_ENTRIES: usize = 4096;
 const STRIP_MIN: usize = 64;
-/// Entries of the rank that are added in one go over a strip.
-const GROUP: usize = 8;
+/// Columns whose sums are in registers at a time.
+const BLOCK: usize = 16;
+
+/// What a block of columns has in a row of `a`, or as sums.
+type Block = [[f32; 4]; BLOCK / 4];
 
 /// Some rows (or columns of them) of a merge, with the formats of `a` and `b`.
 #[derive(Clone, Copy, Debug)]
@@ -64,129 +67,153 @@ impl<A: Float, B: Float> Merge<'_, A, B> {
         assert_eq!(self.b.len(), rows * self.rank, "b is [rows, rank]");
         let mut b = vec![0.0; self.b.len()];
         cast::convert::<B, F32>(self.b, &mut b);
-        let mut sums = [[0.0; 4]; STRIP / 4];
-        let strip_columns = (STRIP_ENTRIES / self.rank.max(1) / 8 * 8).clamp(STRIP_MIN, STRIP);
-        let mut strip = Strip { a: vec![[0.0; 4]; self.rank * strip_columns / 4], rank: self.rank, quads: 0 };
+        let b = |row: usize| &b[row * self.rank..][..self.rank];
+        let strip_columns = (STRIP_ENTRIES / self.rank.max(1) / BLOCK * BLOCK).clamp(STRIP_MIN, STRIP);
+        let mut strip = Strip { a: vec![Block::default(); self.rank * strip_columns / BLOCK], rank: self.rank };
+        let mut two = vec![[[0.0; 4]; 2]; self.rank];
+        let mut one = vec![[[0.0; 4]; 1]; self.rank];
         for first in (0..self.columns).step_by(strip_columns) {
             let width = strip_columns.min(self.columns - first);
             self.decode(first, width, &mut strip);
-            for row in 0..rows {
-                let b = &b[row * self.rank..][..self.rank];
-                let columns = row * self.columns + first..row * self.columns + first + width;
-                let (w, to) = (&w[columns.clone()], &mut to[columns]);
-                let sums = &mut sums[..strip.quads];
-                if simd {
-                    strip.sums_simd(b, sums);
-                    merge_simd::<W>(sums.as_flattened(), self.scale, w, to);
-                } else {
-                    strip.sums(b, sums);
-                    merge::<W>(sums.as_flattened(), self.scale, w, to);
+            let w = |row: usize| &w[row * self.columns + first..][..width];
+            let mut rest = &mut *to;
+            for row in (0..rows).step_by(2) {
+                let (upper, others) = rest.split_at_mut(self.columns);
+                let upper = &mut upper[first..][..width];
+                if row + 1 == rows {
+                    if simd {
+                        splat([b(row)], &mut one);
+                        strip.merge_simd::<W, 1>(&one, self.scale, [w(row)], [upper]);
+                    } else {
+                        strip.merge::<W>(b(row), self.scale, w(row), upper);
+                    }
+                    break;
                 }
+                let (lower, others) = others.split_at_mut(self.columns);
+                let lower = &mut lower[first..][..width];
+                if simd {
+                    splat([b(row), b(row + 1)], &mut two);
+                    strip.merge_simd::<W, 2>(&two, self.scale, [w(row), w(row + 1)], [upper, lower]);
+                } else {
+                    strip.merge::<W>(b(row), self.scale, w(row), upper);
+                    strip.merge::<W>(b(row + 1), self.scale, w(row + 1), lower);
+                }
+                rest = others;
             }
         }
     }
 
     /// Columns of `a` from `first` on.
     fn decode(&self, first: usize, width: usize, strip: &mut Strip) {
-        strip.quads = width.div_ceil(8) * 2;
-        let mut row = [[0.0; 4]; STRIP / 4];
+        let mut row = [Block::default(); STRIP / BLOCK];
         for k in 0..self.rank {
             let a = &self.a[k * self.columns + first..][..width];
-            cast::convert::<A, F32>(a, &mut row.as_flattened_mut()[..width]);
-            strip.set(k, &row);
+            cast::convert::<A, F32>(a, &mut row.as_flattened_mut().as_flattened_mut()[..width]);
+            for (a, block) in strip.a.chunks_exact_mut(self.rank).zip(&row[..width.div_ceil(BLOCK)]) {
+                a[k] = *block;
+            }
         }
     }
 }
 
-/// A strip of columns of `a`, decoded, for a group of the rank after the other:
-/// `[columns / 4, group, 4]`. Columns come in eights; those that are too many
-/// hold anything.
+/// A strip of columns of `a`, decoded: `[blocks, rank, BLOCK]`. In the last
+/// block of a row, columns that are too many hold anything.
 struct Strip {
-    a: Vec<[f32; 4]>,
+    a: Vec<Block>,
     rank: usize,
-    /// Fours of columns.
-    quads: usize,
 }
 
 impl Strip {
-    fn set(&mut self, k: usize, row: &[[f32; 4]]) {
-        let first = k / GROUP * GROUP;
-        let group = GROUP.min(self.rank - first);
-        let a = &mut self.a[first * self.quads..];
-        for (a, quad) in a.chunks_exact_mut(group).zip(&row[..self.quads]) {
-            a[k - first] = *quad;
-        }
-    }
-
-    /// `b · a`: the definition.
-    fn sums(&self, b: &[f32], sums: &mut [[f32; 4]]) {
-        sums.fill([0.0; 4]);
-        for (number, b) in b.chunks(GROUP).enumerate() {
-            for (sums, a) in sums.iter_mut().zip(self.group(number).chunks_exact(b.len())) {
-                for (b, a) in b.iter().zip(a) {
-                    for (sum, a) in sums.iter_mut().zip(a) {
-                        *sum += b * a;
-                    }
+    /// `w + scale · (b · a)`, rounded: the definition.
+    fn merge<W: Float>(&self, b: &[f32], scale: f32, w: &[W::Element], to: &mut [W::Element]) {
+        for ((number, w), to) in w.chunks(BLOCK).enumerate().zip(to.chunks_mut(BLOCK)) {
+            let mut sums = Block::default();
+            for (b, a) in b.iter().zip(self.block(number)) {
+                for (sum, a) in sums.as_flattened_mut().iter_mut().zip(a.as_flattened()) {
+                    *sum += b * a;
                 }
             }
+            merge::<W>(&sums, scale, w, to);
         }
     }
 
-    fn group(&self, number: usize) -> &[[f32; 4]] {
-        &self.a[number * GROUP * self.quads..]
-    }
-
-    fn sums_simd(&self, b: &[f32], sums: &mut [[f32; 4]]) {
-        let (groups, rest) = b.as_chunks::<GROUP>();
-        for (number, b) in groups.iter().enumerate() {
-            let a = self.group(number).as_chunks::<GROUP>().0;
-            if number == 0 { add_group::<true>(a, b, sums) } else { add_group::<false>(a, b, sums) }
+    /// The same for some rows at once, which share what is loaded of `a`.
+    fn merge_simd<W: Float, const ROWS: usize>(
+        &self,
+        b: &[[[f32; 4]; ROWS]],
+        scale: f32,
+        w: [&[W::Element]; ROWS],
+        to: [&mut [W::Element]; ROWS],
+    ) {
+        let w = w.map(|w| w.as_chunks::<BLOCK>());
+        let mut to = to.map(|to| to.as_chunks_mut::<BLOCK>());
+        let blocks = w[0].0.len();
+        for number in 0..blocks {
+            let sums = sums_simd(self.block(number), b);
+            let mut finish = |row: usize| {
+                merge_simd::<W>(sums[row], scale, &w[row].0[number], &mut to[row].0[number]);
+            };
+            // Not a loop, which would keep the sums in memory.
+            finish(0);
+            if ROWS == 2 {
+                finish(1);
+            }
         }
-        if groups.is_empty() {
-            sums.fill([0.0; 4]);
-        }
-        if !rest.is_empty() {
-            for (sum, a) in sums.iter_mut().zip(self.group(groups.len()).chunks_exact(rest.len())) {
-                let added = rest.iter().zip(a).fold(load::<f32, 4>(sum), |sum, (&b, a)| {
-                    f32x4_add(sum, f32x4_mul(f32x4_splat(b), load::<f32, 4>(a)))
-                });
-                store::<f32, 4>(sum, added);
+        if !w[0].1.is_empty() {
+            for ((w, to), from) in w.iter().zip(to).zip(sums_simd(self.block(blocks), b)) {
+                let mut sums = Block::default();
+                sums.iter_mut().zip(from).for_each(|(to, sum)| store::<f32, 4>(to, sum));
+                merge::<W>(&sums, scale, w.1, to.1);
             }
         }
     }
-}
 
-/// Adds a whole group, the first one to zero. Only the factors stay in
-/// registers from turn to turn, and no sum does: a compiler that spills those
-/// would have them on the critical path.
-#[inline(never)]
-fn add_group<const FIRST: bool>(a: &[[[f32; 4]; GROUP]], b: &[f32; GROUP], sums: &mut [[f32; 4]]) {
-    let b = eight!(k => f32x4_splat(b[k]));
-    for (sum, a) in sums.iter_mut().zip(a) {
-        let add = |sum: v128, k: usize| f32x4_add(sum, f32x4_mul(b[k], load::<f32, 4>(&a[k])));
-        let begin = if FIRST { f32x4_splat(0.0) } else { load::<f32, 4>(sum) };
-        let low = add(add(add(add(begin, 0), 1), 2), 3);
-        store::<f32, 4>(sum, add(add(add(add(low, 4), 5), 6), 7));
+    #[inline(always)]
+    fn block(&self, number: usize) -> &[Block] {
+        &self.a[number * self.rank..][..self.rank]
     }
 }
 
-/// `w + scale · sums`, rounded: the definition.
-fn merge<W: Float>(sums: &[f32], scale: f32, w: &[W::Element], to: &mut [W::Element]) {
-    for ((to, &w), &sum) in to.iter_mut().zip(w).zip(sums) {
+/// Rows of `b`, every entry in all lanes.
+fn splat<const ROWS: usize>(b: [&[f32]; ROWS], to: &mut [[[f32; 4]; ROWS]]) {
+    for (k, to) in to.iter_mut().enumerate() {
+        *to = b.map(|b| [b[k]; 4]);
+    }
+}
+
+/// `b · a` of a block, for some rows. With two rows the sums, and what a turn
+/// loads, just fit the registers.
+#[inline(always)]
+fn sums_simd<const ROWS: usize>(a: &[Block], b: &[[[f32; 4]; ROWS]]) -> [[v128; 4]; ROWS] {
+    let mut sums = [[f32x4_splat(0.0); 4]; ROWS];
+    let mut b = b.iter();
+    for a in a {
+        let Some(b) = b.next() else { break };
+        for (sums, b) in sums.iter_mut().zip(b) {
+            let b = load::<f32, 4>(b);
+            let add = |sum: v128, a: &[f32; 4]| f32x4_add(sum, f32x4_mul(b, load::<f32, 4>(a)));
+            *sums = [add(sums[0], &a[0]), add(sums[1], &a[1]), add(sums[2], &a[2]), add(sums[3], &a[3])];
+        }
+    }
+    sums
+}
+
+fn merge<W: Float>(sums: &Block, scale: f32, w: &[W::Element], to: &mut [W::Element]) {
+    for ((to, &w), &sum) in to.iter_mut().zip(w).zip(sums.as_flattened()) {
         *to = W::encode(canonical(W::decode(w) + scale * sum));
     }
 }
 
-fn merge_simd<W: Float>(sums: &[f32], scale: f32, w: &[W::Element], to: &mut [W::Element]) {
-    let splat = f32x4_splat(scale);
-    let ((w, last_w), (to, last_to)) = (w.as_chunks::<8>(), to.as_chunks_mut::<8>());
-    let (eights, last) = sums.split_at(8 * w.len());
-    for ((to, w), sums) in to.iter_mut().zip(w).zip(eights.as_chunks::<8>().0) {
-        let ([low, high], [low_sums, high_sums]) = (W::load8(w), halves(sums));
-        let merged = |w: v128, sums: &[f32; 4]| f32x4_add(w, f32x4_mul(splat, load::<f32, 4>(sums)));
-        W::store8_canonical(to, [merged(low, low_sums), merged(high, high_sums)]);
-    }
-    merge::<W>(last, scale, last_w, last_to);
+#[inline(always)]
+fn merge_simd<W: Float>(sums: [v128; 4], scale: f32, w: &[W::Element; BLOCK], to: &mut [W::Element; BLOCK]) {
+    let scale = f32x4_splat(scale);
+    let mut merge8 = |number: usize, sums: [v128; 2]| {
+        let [low, high] = W::load8(&w.as_chunks().0[number]);
+        let merged = |w: v128, sum: v128| f32x4_add(w, f32x4_mul(scale, sum));
+        W::store8_canonical(&mut to.as_chunks_mut().0[number], [merged(low, sums[0]), merged(high, sums[1])]);
+    };
+    merge8(0, [sums[0], sums[1]]);
+    merge8(1, [sums[2], sums[3]]);
 }
 
 #[cfg(test)]
@@ -232,7 +259,7 @@ mod tests {
         }
         // Ranks below, of and beyond whole groups; columns below and beyond a
         // strip, whose width depends on the rank.
-        for (rank, columns) in [(3, 150), (8, 9), (16, 530), (19, 700), (80, 70)] {
+        for (rank, columns) in [(3, 150), (8, 9), (16, 530), (19, 700), (80, 70), (1, 16), (2, 31), (7, 48)] {
             check::<F32, BF16, F16>(rank, columns);
             check::<F16, F32, BF16>(rank, columns);
             check::<BF16, F16, F32>(rank, columns);
