@@ -16,6 +16,8 @@ const NORMAL: u32 = 121 << 23;
 /// From a magnitude's exponent to that of the number whose addition rounds the
 /// magnitude to 3 bits of mantissa: 20 binades, 23 bits less 3.
 const ROUNDER: u32 = 20 << 23;
+/// The least magnitude that does not round to 0: just above 2^-10.
+const SUBNORMAL: u32 = (117 << 23) + 1;
 /// `NORMAL`'s exponent and mantissa as an E4M3 code counts them.
 const BIAS: u32 = NORMAL >> 20;
 
@@ -140,37 +142,52 @@ impl Quantizer {
     #[inline(always)]
     fn simd<F: Float>(&self, x: &[F::Element], q: &mut [u8]) -> usize {
         let factor = f32x4_splat(self.reciprocal);
-        let (x, _) = x.as_chunks::<32>();
-        let (q, _) = q.as_chunks_mut::<32>();
-        for (q, x) in q.iter_mut().zip(x) {
-            let (x, q) = (x.as_chunks::<8>().0, q.as_chunks_mut::<16>().0);
-            store(&mut q[0], codes16(F::load8(&x[0]), F::load8(&x[1]), factor));
-            store(&mut q[1], codes16(F::load8(&x[2]), F::load8(&x[3]), factor));
+        let (x, _) = x.as_chunks::<16>();
+        let (q, _) = q.as_chunks_mut::<16>();
+        let whole = x.len() / 2 * 2;
+        for (q, x) in q.iter_mut().zip(x).take(whole) {
+            let (low, high) = (F::load8(&x.as_chunks().0[0]), F::load8(&x.as_chunks().0[1]));
+            let x = [low[0], low[1], high[0], high[1]].map(|x| f32x4_mul(x, factor));
+            let a = x.map(|x| i32x4_min(v128_and(x, u32x4_splat(ABS)), u32x4_splat(LARGEST)));
+            let subnormal = a.map(|a| i32x4_sub(a, u32x4_splat(SUBNORMAL)));
+            let [s, t, u, v] = subnormal;
+            let least = u32x4_min(u32x4_min(s, t), u32x4_min(u, v));
+            let codes = if v128_any_true(u32x4_lt(least, u32x4_splat(NORMAL - SUBNORMAL))) {
+                codes16(a.map(code))
+            } else {
+                codes16(a.map(normal_code))
+            };
+            // Saturation keeps signs: 32 bits to 16 to 8.
+            let signs = i8x16_narrow_i16x8(i16x8_narrow_i32x4(x[0], x[1]), i16x8_narrow_i32x4(x[2], x[3]));
+            store(q, v128_or(codes, v128_and(signs, u8x16_splat(0x80))));
         }
-        x.len() * 32
+        whole * 16
     }
 }
 
-/// Sixteen codes.
+/// Codes from four vectors of them; below 0 becomes 0.
 #[inline(always)]
-fn codes16([a, b]: [v128; 2], [c, d]: [v128; 2], factor: v128) -> v128 {
-    let [a, b, c, d] = [f32x4_mul(a, factor), f32x4_mul(b, factor), f32x4_mul(c, factor), f32x4_mul(d, factor)];
-    let bias = u16x8_splat(BIAS as u16);
-    let low = i16x8_sub(u16x8_narrow_i32x4(biased_code(a), biased_code(b)), bias);
-    let high = i16x8_sub(u16x8_narrow_i32x4(biased_code(c), biased_code(d)), bias);
-    // Saturation keeps signs: 32 bits to 16 to 8.
-    let signs = i8x16_narrow_i16x8(i16x8_narrow_i32x4(a, b), i16x8_narrow_i32x4(c, d));
-    v128_or(u8x16_narrow_i16x8(low, high), v128_and(signs, u8x16_splat(0x80)))
+fn codes16([a, b, c, d]: [v128; 4]) -> v128 {
+    u8x16_narrow_i16x8(i16x8_narrow_i32x4(a, b), i16x8_narrow_i32x4(c, d))
 }
 
-/// As [`encode`], four at a time, without the sign and with `BIAS` in it.
+/// As [`encode`], four at a time, from magnitudes of at most 448.
 #[inline(always)]
-fn biased_code(x: v128) -> v128 {
-    let a = i32x4_min(v128_and(x, u32x4_splat(ABS)), u32x4_splat(LARGEST));
+fn code(a: v128) -> v128 {
     let binade = i32x4_max(v128_and(a, u32x4_splat(EXPONENT)), u32x4_splat(NORMAL));
     let rounder = i32x4_add(binade, u32x4_splat(ROUNDER));
     let steps = i32x4_sub(f32x4_add(a, rounder), rounder);
-    i32x4_add(steps, u32x4_shr(binade, 20))
+    i32x4_sub(i32x4_add(steps, u32x4_shr(binade, 20)), u32x4_splat(BIAS))
+}
+
+/// The same for magnitudes that are normal in E4M3; at most 0 for those that
+/// round to 0.
+#[inline(always)]
+fn normal_code(a: v128) -> v128 {
+    // The code of `NORMAL` is 8.
+    const ROUND: u32 = 0x7_ffff_u32.wrapping_sub((BIAS - 8) << 20);
+    let odd = v128_and(u32x4_shr(a, 20), u32x4_splat(1));
+    i32x4_shr(i32x4_add(i32x4_add(a, u32x4_splat(ROUND)), odd), 20)
 }
 
 #[cfg(test)]

@@ -65,7 +65,6 @@ macro_rules! binary {
 binary! {
     u8x16_min: u8 => u8, |a, b| a.min(b);
     i16x8_add: u16 => u16, |a, b| a.wrapping_add(b);
-    i16x8_sub: u16 => u16, |a, b| a.wrapping_sub(b);
     u16x8_max: u16 => u16, |a, b| a.max(b);
     i32x4_add: u32 => u32, |a, b| a.wrapping_add(b);
     i32x4_sub: u32 => u32, |a, b| a.wrapping_sub(b);
@@ -75,6 +74,8 @@ binary! {
     f32x4_ne: f32 => u32, |a, b| if a != b { u32::MAX } else { 0 };
     i32x4_max: i32 => i32, |a, b| a.max(b);
     i32x4_min: i32 => i32, |a, b| a.min(b);
+    u32x4_min: u32 => u32, |a, b| a.min(b);
+    u32x4_lt: u32 => u32, |a, b| if a < b { u32::MAX } else { 0 };
     v128_and: u32 => u32, |a, b| a & b;
     v128_andnot: u32 => u32, |a, b| a & !b;
     v128_or: u32 => u32, |a, b| a | b;
