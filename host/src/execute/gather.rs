@@ -107,13 +107,20 @@ pub(crate) fn gather(
     read: &Read<'_>,
     buffers: &Buffers,
 ) -> Result<()> {
-    let survey = Survey::of(view, outer_turn, start, out.len() as u64);
-    if survey.long_runs() {
-        let mut direct = Direct { out, read, pending: None };
-        view.visit(outer_turn, start, direct.out.len() as u64, &mut direct)?;
-        return direct.flush();
-    }
     let len = out.len() as u64;
+    let direct = |out| {
+        let mut direct = Direct { out, read, pending: None };
+        view.visit(outer_turn, start, len, &mut direct)?;
+        direct.flush()
+    };
+    // What is long anywhere need not be surveyed here.
+    if view.shortest_run() >= LONG_RUN_BYTES {
+        return direct(out);
+    }
+    let survey = Survey::of(view, outer_turn, start, len);
+    if survey.long_runs() {
+        return direct(out);
+    }
     for &(source, first, end) in &survey.covers {
         let mut from = first;
         while from < end {

@@ -18,6 +18,8 @@ pub struct View {
     len: u64,
     /// Loops outside the view itself: 1 for a tile's window, else 0.
     outer: usize,
+    /// The bytes of its shortest copy.
+    shortest: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -107,7 +109,14 @@ impl View {
     ) -> Result<Self, Flaw> {
         let mut turns: Vec<u64> = outer_turns.into_iter().collect();
         let (nodes, len) = check_parts(parts, source_len, &mut turns, budget)?;
-        Ok(View { nodes, len, outer: usize::from(outer_turns.is_some()) })
+        let shortest = shortest_copy(&nodes);
+        Ok(View { nodes, len, outer: usize::from(outer_turns.is_some()), shortest })
+    }
+
+    /// A lower bound of the length of its runs, but for those that the ends of
+    /// a range cut; `u64::MAX` where nothing is copied.
+    pub(crate) fn shortest_run(&self) -> u64 {
+        self.shortest
     }
 
     /// The view's bytes.
@@ -151,6 +160,15 @@ impl View {
         }
         walk(&self.nodes, start, end, 0, &mut turns, visitor)
     }
+}
+
+fn shortest_copy(nodes: &[Node]) -> u64 {
+    let shortest = |node: &Node| match &node.kind {
+        Kind::Copy { .. } => node.len,
+        Kind::Fill { .. } => u64::MAX,
+        Kind::Repeat { parts, .. } => shortest_copy(parts),
+    };
+    nodes.iter().map(shortest).min().unwrap_or(u64::MAX)
 }
 
 fn check_parts(
@@ -441,5 +459,15 @@ mod tests {
     fn parts_are_budgeted() {
         let parts = vec![Part::Fill { fill: 0, len: 1 }; 101];
         assert!(View::check(&parts, &|_| None, None, &mut 100).is_err());
+    }
+
+    #[test]
+    fn the_shortest_run_is_that_of_any_depth() {
+        let shortest = |json: &str| view(json, 1000).unwrap().shortest_run();
+        assert_eq!(shortest(r#"[{"fill": 0, "len": 3}]"#), u64::MAX);
+        assert_eq!(shortest(r#"[{"fill": 0, "len": 3}, {"copy": 0, "offset": 5, "len": 70}]"#), 70);
+        let nested = r#"[{"copy": 0, "offset": 0, "len": 9}, {"repeat": 3, "parts": [{"repeat": 2, "parts":
+            [{"copy": 0, "offset": 0, "len": 20, "strides": [1, 2]}, {"copy": 0, "offset": 0, "len": 8}]}]}]"#;
+        assert_eq!(shortest(nested), 8);
     }
 }
