@@ -59,6 +59,9 @@ mod sealed {
         /// Eight elements as two vectors of f32.
         fn load8(from: &[Self::Packed; 8]) -> [v128; 2];
 
+        /// The signs of 16 elements, in the highest bit of each byte.
+        fn signs16(from: &[Self::Packed; 16]) -> v128;
+
         /// Eight f32 as elements, rounded as `encode` does.
         fn store8(to: &mut [Self::Packed; 8], values: [v128; 2]);
 
@@ -226,6 +229,13 @@ impl Lanes for F32 {
     }
 
     #[inline(always)]
+    fn signs16(from: &[f32; 16]) -> v128 {
+        // Saturation keeps signs: 32 bits to 16 to 8.
+        let [a, b, c, d] = [0, 1, 2, 3].map(|i| load(&from.as_chunks::<4>().0[i]));
+        i8x16_narrow_i16x8(i16x8_narrow_i32x4(a, b), i16x8_narrow_i32x4(c, d))
+    }
+
+    #[inline(always)]
     fn load8(from: &[f32; 8]) -> [v128; 2] {
         let [a, b] = super::lanes::halves(from);
         [load::<f32, 4>(a), load::<f32, 4>(b)]
@@ -264,6 +274,12 @@ impl Lanes for BF16 {
     #[inline(always)]
     fn store_packed8(to: &mut [u16; 8], packed: v128) {
         store(to, packed);
+    }
+
+    #[inline(always)]
+    fn signs16(from: &[u16; 16]) -> v128 {
+        let (eights, _) = from.as_chunks::<8>();
+        i8x16_narrow_i16x8(load(&eights[0]), load(&eights[1]))
     }
 
     #[inline(always)]
@@ -324,6 +340,12 @@ impl Lanes for F16 {
     #[inline(always)]
     fn store_packed8(to: &mut [u16; 8], packed: v128) {
         store(to, packed);
+    }
+
+    #[inline(always)]
+    fn signs16(from: &[u16; 16]) -> v128 {
+        let (eights, _) = from.as_chunks::<8>();
+        i8x16_narrow_i16x8(load(&eights[0]), load(&eights[1]))
     }
 
     #[inline(always)]

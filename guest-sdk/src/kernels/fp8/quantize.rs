@@ -16,8 +16,6 @@ const NORMAL: u32 = 121 << 23;
 /// From a magnitude's exponent to that of the number whose addition rounds the
 /// magnitude to 3 bits of mantissa: 20 binades, 23 bits less 3.
 const ROUNDER: u32 = 20 << 23;
-/// The least magnitude that does not round to 0: just above 2^-10.
-const SUBNORMAL: u32 = (117 << 23) + 1;
 /// `NORMAL`'s exponent and mantissa as an E4M3 code counts them.
 const BIAS: u32 = NORMAL >> 20;
 
@@ -95,11 +93,17 @@ pub fn encode(x: f32) -> u8 {
     let rounder = binade + ROUNDER;
     let steps = (f32::from_bits(a) + f32::from_bits(rounder)).to_bits().wrapping_sub(rounder);
     let code = steps.wrapping_add((binade >> 20) - BIAS);
-    (u >> 24 & 0x80 | code) as u8
+    sign(x) | code as u8
+}
+
+/// The sign as a code has it.
+#[inline(always)]
+fn sign(x: f32) -> u8 {
+    (x.to_bits() >> 24 & 0x80) as u8
 }
 
 /// Quantises by one scale: `q = encode(x · (1 / scale))`, the reciprocal
-/// rounded once, the product rounded to f32.
+/// rounded once, the product rounded to f32, with the sign of `x`.
 ///
 /// Values have been found finite by [`amax`], and the scale is at least 2⁻¹²⁶.
 ///
@@ -134,41 +138,45 @@ impl Quantizer {
 
     fn scalar<F: Float>(&self, x: &[F::Element], q: &mut [u8]) {
         for (q, &x) in q.iter_mut().zip(x) {
-            *q = encode(canonical(F::decode(x) * self.reciprocal));
+            let x = F::decode(x);
+            *q = encode(canonical(x * self.reciprocal)) & 0x7f | sign(x);
         }
     }
 
-    /// Quantises whole groups of 32; answers how many elements that were.
+    /// Quantises whole groups of 16; answers how many elements that were.
     #[inline(always)]
     fn simd<F: Float>(&self, x: &[F::Element], q: &mut [u8]) -> usize {
         let factor = f32x4_splat(self.reciprocal);
         let (x, _) = x.as_chunks::<16>();
         let (q, _) = q.as_chunks_mut::<16>();
-        let whole = x.len() / 2 * 2;
-        for (q, x) in q.iter_mut().zip(x).take(whole) {
-            let (low, high) = (F::load8(&x.as_chunks().0[0]), F::load8(&x.as_chunks().0[1]));
-            let x = [low[0], low[1], high[0], high[1]].map(|x| f32x4_mul(x, factor));
-            let a = x.map(|x| i32x4_min(v128_and(x, u32x4_splat(ABS)), u32x4_splat(LARGEST)));
-            let subnormal = a.map(|a| i32x4_sub(a, u32x4_splat(SUBNORMAL)));
-            let [s, t, u, v] = subnormal;
-            let least = u32x4_min(u32x4_min(s, t), u32x4_min(u, v));
-            let codes = if v128_any_true(u32x4_lt(least, u32x4_splat(NORMAL - SUBNORMAL))) {
-                codes16(a.map(code))
+        for (q, x) in q.iter_mut().zip(x) {
+            let [low, high] = [F::load8(&x.as_chunks().0[0]), F::load8(&x.as_chunks().0[1])];
+            let magnitudes = [low[0], low[1], high[0], high[1]].map(|x| doubled_magnitude(f32x4_mul(x, factor)));
+            let codes = codes16(magnitudes.map(normal_code));
+            // What does not round to 0 and is not normal is from -24 to 7.
+            let from = v128_and(i8x16_add(codes, i8x16_splat(24)), i8x16_splat(!31));
+            let codes = if v128_any_true(i8x16_eq(from, i8x16_splat(0))) {
+                codes16(magnitudes.map(|doubled| code(u32x4_shr(doubled, 1))))
             } else {
-                codes16(a.map(normal_code))
+                i8x16_max(codes, i8x16_splat(0))
             };
-            // Saturation keeps signs: 32 bits to 16 to 8.
-            let signs = i8x16_narrow_i16x8(i16x8_narrow_i32x4(x[0], x[1]), i16x8_narrow_i32x4(x[2], x[3]));
-            store(q, v128_or(codes, v128_and(signs, u8x16_splat(0x80))));
+            // The factor is positive.
+            store(q, v128_or(codes, v128_and(F::signs16(x), u8x16_splat(0x80))));
         }
-        whole * 16
+        x.len() * 16
     }
 }
 
-/// Codes from four vectors of them; below 0 becomes 0.
+/// Twice the bits of the magnitude, which is at most 448.
+#[inline(always)]
+fn doubled_magnitude(x: v128) -> v128 {
+    u32x4_min(u32x4_shl(x, 1), u32x4_splat(LARGEST << 1))
+}
+
+/// Codes from four vectors of them.
 #[inline(always)]
 fn codes16([a, b, c, d]: [v128; 4]) -> v128 {
-    u8x16_narrow_i16x8(i16x8_narrow_i32x4(a, b), i16x8_narrow_i32x4(c, d))
+    i8x16_narrow_i16x8(i16x8_narrow_i32x4(a, b), i16x8_narrow_i32x4(c, d))
 }
 
 /// As [`encode`], four at a time, from magnitudes of at most 448.
@@ -180,14 +188,15 @@ fn code(a: v128) -> v128 {
     i32x4_sub(i32x4_add(steps, u32x4_shr(binade, 20)), u32x4_splat(BIAS))
 }
 
-/// The same for magnitudes that are normal in E4M3; at most 0 for those that
-/// round to 0.
+/// The code of a magnitude that is normal in E4M3, or would be with a larger
+/// range of exponents: then it is at most 7, and at most -24 for those up to
+/// 2^-10, which round to 0.
 #[inline(always)]
-fn normal_code(a: v128) -> v128 {
+fn normal_code(doubled: v128) -> v128 {
     // The code of `NORMAL` is 8.
-    const ROUND: u32 = 0x7_ffff_u32.wrapping_sub((BIAS - 8) << 20);
-    let odd = v128_and(u32x4_shr(a, 20), u32x4_splat(1));
-    i32x4_shr(i32x4_add(i32x4_add(a, u32x4_splat(ROUND)), odd), 20)
+    const ROUND: u32 = 0xf_fffe_u32.wrapping_sub((BIAS - 8) << 21);
+    let odd = v128_and(u32x4_shr(doubled, 20), u32x4_splat(2));
+    i32x4_shr(i32x4_add(i32x4_add(doubled, u32x4_splat(ROUND)), odd), 21)
 }
 
 #[cfg(test)]

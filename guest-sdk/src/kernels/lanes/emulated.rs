@@ -64,6 +64,8 @@ macro_rules! binary {
 
 binary! {
     u8x16_min: u8 => u8, |a, b| a.min(b);
+    i8x16_add: u8 => u8, |a, b| a.wrapping_add(b);
+    i8x16_max: i8 => i8, |a, b| a.max(b);
     i16x8_add: u16 => u16, |a, b| a.wrapping_add(b);
     u16x8_max: u16 => u16, |a, b| a.max(b);
     i32x4_add: u32 => u32, |a, b| a.wrapping_add(b);
@@ -75,7 +77,6 @@ binary! {
     i32x4_max: i32 => i32, |a, b| a.max(b);
     i32x4_min: i32 => i32, |a, b| a.min(b);
     u32x4_min: u32 => u32, |a, b| a.min(b);
-    u32x4_lt: u32 => u32, |a, b| if a < b { u32::MAX } else { 0 };
     v128_and: u32 => u32, |a, b| a & b;
     v128_andnot: u32 => u32, |a, b| a & !b;
     v128_or: u32 => u32, |a, b| a | b;
@@ -100,6 +101,7 @@ shift! {
     i16x8_shr: i16, |a, by| a >> by;
     u16x8_shr: u16, |a, by| a >> by;
     i32x4_shr: i32, |a, by| a >> by;
+    u32x4_shl: u32, |a, by| a << by;
     u32x4_shr: u32, |a, by| a >> by;
 }
 
@@ -113,6 +115,7 @@ macro_rules! splat {
 
 splat! {
     u8x16_splat: u8;
+    i8x16_splat: i8;
     u16x8_splat: u16;
     u32x4_splat: u32;
     i32x4_splat: i32;

@@ -17,11 +17,11 @@ mod memory;
 
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 pub(super) use core::arch::wasm32::{
-    f32x4, f32x4_add, f32x4_convert_i32x4, f32x4_lt, f32x4_mul, f32x4_ne, f32x4_splat, f32x4_sub, i8x16_eq,
-    i8x16_narrow_i16x8, i8x16_shuffle, i8x16_swizzle, i16x8_add, i16x8_narrow_i32x4, i16x8_shr, i32x4_add, i32x4_eq,
-    i32x4_max, i32x4_min, i32x4_shr, i32x4_splat, i32x4_sub, u8x16_min, u8x16_narrow_i16x8, u8x16_splat, u16x8_max,
-    u16x8_narrow_i32x4, u16x8_shr, u16x8_splat, u32x4, u32x4_lt, u32x4_min, u32x4_shr, u32x4_splat, v128, v128_and,
-    v128_andnot, v128_any_true, v128_bitselect, v128_or,
+    f32x4, f32x4_add, f32x4_convert_i32x4, f32x4_lt, f32x4_mul, f32x4_ne, f32x4_splat, f32x4_sub, i8x16_add, i8x16_eq,
+    i8x16_max, i8x16_narrow_i16x8, i8x16_shuffle, i8x16_splat, i8x16_swizzle, i16x8_add, i16x8_narrow_i32x4, i16x8_shr,
+    i32x4_add, i32x4_eq, i32x4_max, i32x4_min, i32x4_shr, i32x4_splat, i32x4_sub, u8x16_min, u8x16_narrow_i16x8,
+    u8x16_splat, u16x8_max, u16x8_narrow_i32x4, u16x8_shr, u16x8_splat, u32x4, u32x4_min, u32x4_shl, u32x4_shr,
+    u32x4_splat, v128, v128_and, v128_andnot, v128_any_true, v128_bitselect, v128_or,
 };
 #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
 pub(super) use emulated::*;
