@@ -159,23 +159,10 @@ impl Codes<'_> {
 /// byte of all rows together.
 type Bytes = [[[[u8; 8]; 4]; 2]; WIDE / PER_WORD];
 
-/// Takes eight rows of four words, by three rounds of interleaving the first
-/// half with the second.
+/// Takes eight rows of four words.
 #[inline(always)]
 fn set_bytes(to: &mut Bytes, word: usize, half: usize, rows: [v128; 8]) {
-    let round = |[a, b, c, d, e, f, g, h]: [v128; 8]| {
-        [
-            zip8_low(a, e),
-            zip8_high(a, e),
-            zip8_low(b, f),
-            zip8_high(b, f),
-            zip8_low(c, g),
-            zip8_high(c, g),
-            zip8_low(d, h),
-            zip8_high(d, h),
-        ]
-    };
-    let bytes = round(round(round(rows)));
+    let bytes = int4::interleave(rows, zip8_low, zip8_high);
     let _ = eight!(i => store(&mut to[word + i / 2][half].as_flattened_mut().as_chunks_mut::<16>().0[i % 2], bytes[i]));
 }
 

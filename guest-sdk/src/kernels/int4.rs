@@ -279,21 +279,23 @@ impl Block<'_> {
     }
 }
 
-/// Eight vectors of eight 16-bit lanes, rows for columns: three rounds of
-/// interleaving the first half with the second.
+/// Eight vectors of eight 16-bit lanes, rows for columns.
 #[inline(always)]
 fn transpose(rows: [v128; 8]) -> [v128; 8] {
+    interleave(rows, zip16_low, zip16_high)
+}
+
+/// Three rounds of interleaving the first half of eight vectors with the
+/// second, where `low` and `high` interleave the halves of two: it gathers
+/// what is at one place in all eight.
+#[inline(always)]
+pub(super) fn interleave(
+    rows: [v128; 8],
+    low: impl Fn(v128, v128) -> v128,
+    high: impl Fn(v128, v128) -> v128,
+) -> [v128; 8] {
     let round = |[a, b, c, d, e, f, g, h]: [v128; 8]| {
-        [
-            zip16_low(a, e),
-            zip16_high(a, e),
-            zip16_low(b, f),
-            zip16_high(b, f),
-            zip16_low(c, g),
-            zip16_high(c, g),
-            zip16_low(d, h),
-            zip16_high(d, h),
-        ]
+        [low(a, e), high(a, e), low(b, f), high(b, f), low(c, g), high(c, g), low(d, h), high(d, h)]
     };
     round(round(round(rows)))
 }

@@ -75,30 +75,18 @@ impl<A: Float, B: Float> Merge<'_, A, B> {
         for first in (0..self.columns).step_by(strip_columns) {
             let width = strip_columns.min(self.columns - first);
             self.decode(first, width, &mut strip);
-            let w = |row: usize| &w[row * self.columns + first..][..width];
-            let mut rest = &mut *to;
-            for row in (0..rows).step_by(2) {
-                let (upper, others) = rest.split_at_mut(self.columns);
-                let upper = &mut upper[first..][..width];
-                if row + 1 == rows {
-                    if simd {
-                        splat([b(row)], &mut one);
-                        strip.merge_simd::<W, 1>(&one, self.scale, [w(row)], [upper]);
-                    } else {
-                        strip.merge::<W>(b(row), self.scale, w(row), upper);
-                    }
-                    break;
-                }
-                let (lower, others) = others.split_at_mut(self.columns);
-                let lower = &mut lower[first..][..width];
-                if simd {
-                    splat([b(row), b(row + 1)], &mut two);
-                    strip.merge_simd::<W, 2>(&two, self.scale, [w(row), w(row + 1)], [upper, lower]);
+            let rows = w.chunks(self.columns).zip(to.chunks_mut(self.columns)).enumerate();
+            let mut rows = rows.map(|(row, (w, to))| (b(row), &w[first..][..width], &mut to[first..][..width]));
+            while let Some((b, w, to)) = rows.next() {
+                if !simd {
+                    strip.merge::<W>(b, self.scale, w, to);
+                } else if let Some((lower_b, lower_w, lower_to)) = rows.next() {
+                    splat([b, lower_b], &mut two);
+                    strip.merge_simd::<W, 2>(&two, self.scale, [w, lower_w], [to, lower_to]);
                 } else {
-                    strip.merge::<W>(b(row), self.scale, w(row), upper);
-                    strip.merge::<W>(b(row + 1), self.scale, w(row + 1), lower);
+                    splat([b], &mut one);
+                    strip.merge_simd::<W, 1>(&one, self.scale, [w], [to]);
                 }
-                rest = others;
             }
         }
     }

@@ -38,7 +38,7 @@ pub(super) enum BenchCommand {
         /// About how many bytes go into each transform
         #[arg(long, value_name = "SIZE", value_parser = size, default_value = "128MiB")]
         bytes: u64,
-        /// Runs of each; the medians are compared
+        /// Runs of each and its baseline, in turn; medians of the ratios are reported
         #[arg(long, value_name = "N", default_value_t = 5)]
         runs: usize,
     },

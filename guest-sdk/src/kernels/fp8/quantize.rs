@@ -240,6 +240,28 @@ mod tests {
     }
 
     #[test]
+    fn one_magnitude_of_a_group_decides_which_way_it_is_taken() {
+        // All codes' values, the midpoints between them, and their neighbours;
+        // the least of them are where codes begin, 2^-10, and become normal, 2^-6.
+        let around = |x: f32| [-1, 0, 1].map(|step: i32| f32::from_bits(x.to_bits().wrapping_add_signed(step)));
+        let values = (1..0x7e).flat_map(|code| {
+            let (value, next) = (decode(code), decode(code + 1));
+            [value, (value + next) / 2.0].into_iter().flat_map(around)
+        });
+        let values: Vec<f32> = values.chain(around(2.0_f32.powi(-10))).chain([f32::MIN_POSITIVE, 0.0, 1e9]).collect();
+        for other in [0.0, 1.0, 448.0, 2.0_f32.powi(-11)] {
+            for (at, &value) in values.iter().flat_map(|value| [value, value]).enumerate() {
+                let value = if at % 2 == 0 { value } else { -value };
+                let mut x = [other; 16];
+                x[at / 2 % 16] = value;
+                let mut q = [0; 16];
+                assert_eq!(Quantizer::new(1.0).simd::<F32>(&x, &mut q), 16);
+                assert_eq!(q, x.map(encode), "{value:e} among {other:e}");
+            }
+        }
+    }
+
+    #[test]
     fn a_codes_value_has_that_code_and_midpoints_go_to_even() {
         for code in (0..=0xff).filter(|code| code & 0x7f != 0x7f) {
             assert_eq!(encode(decode(code)), code);
